@@ -1,0 +1,59 @@
+"""Lipschitz networks whose robustness is proved: BRO layers, Logit Annealing, BRONet, sound certificates.
+
+Names are imported on first use, so that `import bronet` is instant and the command line starts without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from bronet.__about__ import __version__
+from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from bronet import losses as losses
+    from bronet.attack import l2_pgd as l2_pgd
+    from bronet.certify import certified_radius as certified_radius
+    from bronet.certify import prove as prove
+    from bronet.layers import BROConv2d as BROConv2d
+    from bronet.layers import BROLinear as BROLinear
+    from bronet.layers import CholeskyLinear as CholeskyLinear
+    from bronet.layers import Householder as Householder
+    from bronet.layers import LastLayerNormalized as LastLayerNormalized
+    from bronet.layers import LipschitzRegularizedConv2d as LipschitzRegularizedConv2d
+    from bronet.layers import MaxMin as MaxMin
+    from bronet.layers import frozen as frozen
+    from bronet.models import CertifiableModel as CertifiableModel
+    from bronet.models import build_model as build_model
+    from bronet.models import create_model as create_model
+
+_HOMES = {
+    "BROConv2d": "bronet.layers",
+    "BROLinear": "bronet.layers",
+    "CertifiableModel": "bronet.models",
+    "CholeskyLinear": "bronet.layers",
+    "Householder": "bronet.layers",
+    "LastLayerNormalized": "bronet.layers",
+    "LipschitzRegularizedConv2d": "bronet.layers",
+    "MaxMin": "bronet.layers",
+    "build_model": "bronet.models",
+    "certified_radius": "bronet.certify",
+    "create_model": "bronet.models",
+    "frozen": "bronet.layers",
+    "l2_pgd": "bronet.attack",
+    "prove": "bronet.certify",
+}
+_ROOMS = ("attack", "certify", "data", "layers", "losses", "models", "ortho", "recipe", "report", "train")
+
+__all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"bronet.{name}")
+    raise AttributeError(f"module 'bronet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])

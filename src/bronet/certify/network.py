@@ -1,0 +1,158 @@
+"""The certificate of a network: a float64 forward pass with a running bound on its own rounding error.
+
+The claim (docs/soundness.md): if an image has radius r, the float64 program computes the same class at every float64
+point within l2 distance r. Two budgets make it hold for the program, not only for real arithmetic: one for the rounding
+at the image, one for the rounding at a point of the ball, which grows with r. Both are linear in r, so the largest r is
+found by a division. No estimate enters; TF32 plays no part in float64.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bronet.errors import BronetError
+from bronet.layers.head import ProvedHead
+from bronet.models import CertifiableModel
+from bronet.proof.proved_map import ProvedMap
+from bronet.proof.rounding import gamma, up
+from bronet.radius import targeted_radii
+
+# Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
+_TENSOR_SLACK = 1 + 2.0**-44
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is proved of a batch: `targeted[i, j]` is the distance that image i provably keeps from class j."""
+
+    prediction: Int[Tensor, "b"]
+    margin: Float[Tensor, "b"]
+    radius: Float[Tensor, "b"]
+    targeted: Float[Tensor, "b k"]
+    rounding: Float[Tensor, "b"]
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """Running bounds: |error| <= at_image at the image, <= at_ball + ball_slope r at points within r of it.
+
+    `lipschitz` bounds the constant of the layers so far.
+    """
+
+    lipschitz: float
+    at_image: Float[Tensor, "b"]
+    at_ball: Float[Tensor, "b"]
+    ball_slope: Float[Tensor, "b"]
+
+    def after(self, layer: ProvedMap, size: Float[Tensor, "b"]) -> "_Budget":
+        """Return the budget behind a layer whose computed input at the image has norm at most `size`."""
+        L, gain, offset = layer.lipschitz, layer.gain, layer.offset
+        # At x' the computed input is at most the exact one at x, plus its movement, plus its own error.
+        elsewhere = size + self.at_image + self.at_ball
+        growth = self.lipschitz + self.ball_slope
+        return _Budget(
+            lipschitz=up(self.lipschitz * L),
+            at_image=(L * self.at_image + gain * size + offset) * _TENSOR_SLACK,
+            at_ball=(L * self.at_ball + gain * elsewhere + offset) * _TENSOR_SLACK,
+            ball_slope=(L * self.ball_slope + gain * growth) * _TENSOR_SLACK,
+        )
+
+
+@dataclass(frozen=True)
+class ProvedNetwork:
+    """A network's layers as proved float64 maps. It holds its own weights: later changes to the model do not reach it."""
+
+    layers: tuple[tuple[str, ProvedMap], ...]
+    head: ProvedHead
+    image_shape: tuple[int, ...]
+
+    @property
+    def lipschitz(self) -> float:
+        """An upper bound on the Lipschitz constant of everything before the head."""
+        total = 1.0
+        for _, layer in self.layers:
+            total = up(total * layer.lipschitz)
+        return total
+
+    def logits(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        """Return the float64 logits: the program that the certificate speaks of."""
+        x = self._checked(images)
+        for _, layer in self.layers:
+            x = layer.apply(x)
+        return self.head.logits.apply(x)
+
+    @torch.no_grad()
+    def certify(self, images: Float[Tensor, "b c h w"]) -> Certificate:
+        """Return prediction and proved radius of every image."""
+        x = self._checked(images)
+        zero = x.new_zeros(x.shape[0])
+        budget = _Budget(1.0, zero, zero, zero)
+        for _, layer in self.layers:
+            budget = budget.after(layer, _norm_rounded_up(x))
+            x = layer.apply(x)
+        return self._conclude(x, budget)
+
+    def _conclude(self, x: Tensor, budget: _Budget) -> Certificate:
+        """Turn the budgets before the head into a slack for each margin and a slope for each gap."""
+        head, size = self.head.logits, _norm_rounded_up(x)
+        logits = head.apply(x)
+        prediction = logits.argmax(dim=1)
+        gaps = self.head.gaps[prediction]
+        # Each logit rounds by gain |h| + offset, at the image and at the point of the ball; two logits make a margin.
+        own = head.gain * size + head.offset
+        elsewhere = head.gain * (size + budget.at_image + budget.at_ball) + head.offset
+        propagated = gaps * (budget.at_image + budget.at_ball)[:, None]
+        slack = (propagated + 2 * (own + elsewhere)[:, None]) * _TENSOR_SLACK
+        growth = head.gain * (budget.lipschitz + budget.ball_slope)
+        slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * _TENSOR_SLACK
+        total = self.head.gaps * up(budget.lipschitz)
+        targeted = targeted_radii(logits, total * _TENSOR_SLACK, slack=slack, slope=slope)
+        runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)
+        margin = logits.gather(1, prediction[:, None])[:, 0] - runner_up
+        return Certificate(prediction, margin, targeted.amin(dim=1), targeted, slack.amax(dim=1))
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if images.ndim != len(self.image_shape) + 1 or tuple(images.shape[1:]) != self.image_shape:
+            raise BronetError(f"images must have shape (batch, {self.image_shape}), got {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise BronetError(f"images must be floating point in [0, 1], got {images.dtype}; divide uint8 by 255")
+        if not bool(torch.isfinite(images).all()):
+            raise BronetError("images must be finite, got NaN or infinity; such an image has no certificate")
+        return images.double()
+
+
+@torch.no_grad()
+def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -> ProvedNetwork:
+    """Return the proved float64 network of a model for images of this shape (default: the model's own).
+
+    Weights are read once, here. Running means are used as in evaluation, whatever mode the model is in.
+    """
+    shape = model.image_shape if image_shape is None else image_shape
+    current: tuple[int, ...] = shape
+    layers = []
+    for name, layer in model.chain():
+        proved = layer.proved(current)
+        layers.append((name, proved))
+        current = proved.output_shape
+    return ProvedNetwork(tuple(layers), model.head.proved_head(current), shape)
+
+
+def certified_radius(
+    model: CertifiableModel, images: Float[Tensor, "b c h w"], *, batch_size: int = 256
+) -> Float[Tensor, "b"]:
+    """Return the certified l2 radius of the predicted class of every image, in pixel space [0, 1]: a proof.
+
+    Guaranteed: the float64 network (`prove(model).logits`) predicts the same class at every point closer than the radius.
+    Ties get 0. For many calls, keep `prove(model)` and use its `certify`.
+    """
+    network = prove(model, tuple(images.shape[1:]))
+    parts = [network.certify(batch).radius for batch in images.split(batch_size)]
+    return torch.cat(parts) if parts else images.new_zeros(0, dtype=torch.float64)
+
+
+def _norm_rounded_up(x: Tensor) -> Float[Tensor, "b"]:
+    """Return an upper bound on the norm of every image's activations."""
+    flat = x.flatten(1)
+    return torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 2))

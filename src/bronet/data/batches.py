@@ -1,0 +1,65 @@
+"""Stateless randomness: the order of every epoch and the noise of every step follow from names and numbers.
+
+A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed run draws what the uninterrupted
+run would have drawn, with no random state to save (App. B trains with shuffled mini-batches). The bits are
+those of one torch version and one kind of device; another version may draw different ones.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from bronet.errors import BronetError
+
+SEED_BYTES = 8
+LARGEST_SEED = 2**63 - 1
+"""`manual_seed` takes signed 64-bit integers."""
+
+
+def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
+    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
+    message = repr((int(seed), purpose, *map(int, numbers))).encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED
+
+
+def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a fresh generator whose draws depend on the arguments only.
+
+    Different purposes or numbers give unrelated streams, up to the rare collision of two hashes.
+    """
+    return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
+
+
+def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+    """Return the permutation of 0 .. n - 1 in which an epoch visits its images, on the CPU."""
+    return torch.randperm(n, generator=generator_for(seed, "epoch order", epoch))
+
+
+def steps_per_epoch(n: int, batch_size: int) -> int:
+    """Return the number of full batches of an epoch, at least one."""
+    if batch_size < 1:
+        raise BronetError(f"batch size must be at least 1, got {batch_size}")
+    if n < batch_size:
+        raise BronetError(
+            f"batch size must be at most the number of training images = {n}, got {batch_size}; "
+            "choose a smaller batch size"
+        )
+    return n // batch_size
+
+
+def epoch_batches(
+    n: int, batch_size: int, *, seed: int, epoch: int, start_step: int = 0
+) -> Iterator[tuple[int, Int64[Tensor, "b"]]]:
+    """Return pairs (step, index of the batch's images) from `start_step` to the end of the epoch.
+
+    All batches have `batch_size` images and no image comes twice; the last n mod `batch_size` images of the
+    order are left out of this epoch. Starting late gives exactly the tail of the whole epoch.
+    """
+    steps = steps_per_epoch(n, batch_size)
+    if not 0 <= start_step <= steps:
+        raise BronetError(f"start step must satisfy 0 <= step <= {steps}, got {start_step}")
+    order = epoch_order(n, seed=seed, epoch=epoch)
+    return ((step, order[step * batch_size : (step + 1) * batch_size]) for step in range(start_step, steps))

@@ -1,0 +1,102 @@
+"""Download one file: to a temporary name, checked, then renamed. The final name never holds a partial file.
+
+MD5 is what the authors of CIFAR publish; it finds damage in transit, it does not stop an attacker. Archives
+are therefore unpacked with care all the same (`archive.py`), and hold plain bytes, never pickles.
+"""
+
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from bronet.errors import BronetError
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 30.0
+PUBLIC_FILE_MODE = 0o644
+"""Temporary files are private; a data set is for everyone on the machine."""
+
+
+def download_file(url: str, destination: Path, *, md5: str) -> None:
+    """Put the content of `url`, whose MD5 is `md5`, at `destination`; on any failure leave nothing there.
+
+    Every failure is one line that names the file, where it can be had and where to put it by hand.
+    """
+    by_hand = f"or download {url} elsewhere and put it at {destination}"
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}-", suffix=".part")
+    except OSError as error:
+        raise BronetError(
+            f"cannot write to {destination.parent}: {error.strerror}; choose another --data-dir"
+        ) from None
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _fetch(url, file)
+        check_md5(part, md5, named=f"the download of {url}", remedy=f"try again, {by_hand}")
+        part.chmod(PUBLIC_FILE_MODE)
+        part.replace(destination)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise BronetError(f"cannot download {url} ({_reason(error)}): connect to the internet, {by_hand}") from None
+    except OSError as error:
+        raise BronetError(f"cannot write {destination}: {error.strerror}; free some space, {by_hand}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_md5(path: Path, md5: str, *, named: str, remedy: str) -> None:
+    """Raise unless the file at `path` has this MD5; the error speaks of `named`, ends with `remedy`."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != md5:
+        raise BronetError(f"{named} must have MD5 {md5}, got {found}: {remedy}")
+
+
+def _fetch(url: str, file: BinaryIO) -> None:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with (
+        _opened(url) as response,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        length = response.headers.get("Content-Length")
+        task = progress.add_task(url.rsplit("/", 1)[-1], total=int(length) if length else None)
+        while chunk := response.read(CHUNK_BYTES):
+            file.write(chunk)
+            progress.advance(task, len(chunk))
+
+
+def _opened(url: str) -> http.client.HTTPResponse:
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is an open connection, too
+        raise urllib.error.URLError(f"HTTP status {error.code}, {error.reason}") from None
+    return response
+
+
+def _reason(error: Exception) -> str:
+    """One line without the brackets of urllib's nested errors."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return " ".join(str(reason).split()) or type(error).__name__

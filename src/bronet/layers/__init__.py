@@ -1,0 +1,30 @@
+"""Layers: parameters, one forward each, and a proved Lipschitz bound on every one."""
+
+from bronet.layers.activation import Householder, MaxMin
+from bronet.layers.base import LipschitzLayer, frozen
+from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.dense import BROLinear, CholeskyLinear
+from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
+from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
+from bronet.layers.shift import Bias, Centring, Normalization
+
+__all__ = [
+    "BROConv2d",
+    "BROLinear",
+    "Bias",
+    "Centring",
+    "CholeskyLinear",
+    "Flatten",
+    "Head",
+    "Householder",
+    "L2NormPool",
+    "LastLayerNormalized",
+    "LipschitzLayer",
+    "LipschitzRegularizedConv2d",
+    "MaxMin",
+    "Normalization",
+    "OrthogonalHead",
+    "PixelUnshuffle",
+    "frozen",
+]

@@ -1,0 +1,91 @@
+"""Gradient-norm preserving activations: MaxMin and Householder folds of channel pairs (section 2.2, App. B.2).
+
+Both pair channel i of the first half with channel i of the second half, and are exactly 1-Lipschitz in real arithmetic.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers.base import LipschitzLayer, batch_first, batch_last
+from bronet.proof.proved_map import ProvedMap, exact
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+
+
+class MaxMin(LipschitzLayer):
+    """(a, b) -> (max(a, b), min(a, b)); a permutation of each pair, so nothing is lost and nothing is rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = _halves(x)
+        return batch_first(torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim=-2))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return exact(self.forward, shape)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+class Householder(LipschitzLayer):
+    """Fold each pair z onto one side of a learned line, `order` times: z -> z - 2 min(n.z, 0) n.
+
+    With n = (sin(a/2), -cos(a/2)) the line has the angle a/2; a = pi/2 and order 1 is MaxMin. Order 2 folds a second
+    time along its own line. The fold is continuous, so a rounded comparison cannot jump.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        order: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if channels < 2 or channels % 2:
+            raise BronetError(f"channels must be even and at least 2 (Householder pairs them), got {channels}")
+        if order not in (1, 2):
+            raise BronetError(f"order of a Householder activation must be 1 or 2, got {order}")
+        angles = torch.empty(order, channels // 2, device=device, dtype=dtype)
+        self.angles = nn.Parameter(angles)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.angles, math.pi / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fold(x, self.angles.to(x.dtype))
+
+    @staticmethod
+    def _fold(x: Tensor, angles: Tensor) -> Tensor:
+        a, b = _halves(x)
+        for angle in angles[..., None] / 2:
+            sin, cos = angle.sin(), angle.cos()
+            t = 2 * torch.clamp_max(sin * a - cos * b, 0)
+            a, b = a - t * sin, b + t * cos
+        return batch_first(torch.cat((a, b), dim=-2))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        angles = self.angles.detach().double()
+        # sin^2 + cos^2 of the stored numbers is within a few ulps of one, and so is the norm of each fold.
+        per_fold = self._norm_of_fold()
+        # n.z errs by gamma_2 |n||z|, its product with n and the subtraction by gamma_3 of at most 3 |z|.
+        gain = self.angles.shape[0] * gamma(16) * per_fold
+        return ProvedMap(lambda x: self._fold(x, angles), shape, self.lipschitz_bound(), up(gain), UNDERFLOW)
+
+    @staticmethod
+    def _norm_of_fold() -> float:
+        return 1 + gamma(32)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return up(self._norm_of_fold() ** self.angles.shape[0])
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    channels = x.shape[1]
+    if channels % 2:
+        raise BronetError(f"channels must be even (the activation pairs them), got {channels}")
+    a, b = batch_last(x).split(channels // 2, dim=-2)
+    return a, b

@@ -1,0 +1,110 @@
+"""What every layer offers: one forward, a bound on its Lipschitz constant, and a proof for certificates.
+
+Layers act on dimension 1 of their input, whether it is (b, c, h, w) or (b, d). Weights that are derived from
+parameters are computed anew in each forward, except inside `frozen(...)`, where they are kept as long as the
+parameters do not change.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.proof.proved_map import ProvedMap
+
+T = TypeVar("T")
+
+
+class LipschitzLayer(nn.Module, ABC):
+    """A layer with a proved Lipschitz constant."""
+
+    @abstractmethod
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        """Return the float64 map of this layer for one image's activations of `shape`, with its proved bounds."""
+
+    @abstractmethod
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return an upper bound on the Lipschitz constant for images of this size.
+
+        Layers whose bound does not depend on the size ignore it.
+        """
+
+    def lipschitz_estimate(self) -> Tensor | float:
+        """Return the constant as training sees it: differentiable, and no bound where a layer is only regularised."""
+        return 1.0
+
+    def update_estimate(self, steps: int) -> None:
+        """Improve what `lipschitz_estimate` returns; layers that are 1-Lipschitz by construction have nothing to do."""
+
+
+class DerivedLayer(LipschitzLayer, Generic[T]):
+    """A layer whose weights are derived from its parameters: T is what `derive` returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[Hashable, tuple[Hashable, T]] | None = None
+
+    @abstractmethod
+    def derive(self, key: Hashable) -> T:
+        """Compute the derived weights; `key` is whatever else they depend on, such as the grid."""
+
+    def derived(self, key: Hashable) -> T:
+        """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters."""
+        if self._kept is None:
+            return self._derive_at_full_precision(key)
+        state = tuple((p.data_ptr(), p._version, p.dtype) for p in self.parameters())
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != state:
+            with torch.no_grad():
+                kept = (state, self._derive_at_full_precision(key))
+            self._kept[key] = kept
+        return kept[1]
+
+    def _derive_at_full_precision(self, key: Hashable) -> T:
+        device = next(self.parameters()).device.type
+        with torch.autocast(device, enabled=False):
+            return self.derive(key)
+
+    def parameters_to(self, V: Tensor) -> Tensor:
+        """Return a parameter in the precision that factorisations need: float32 at least."""
+        return V.float() if V.dtype in (torch.float16, torch.bfloat16) else V
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[nn.Module]:
+    """Keep derived weights while inside: for evaluation, where many batches share the same parameters.
+
+    No gradient reaches the parameters inside. The kept weights cannot go stale: they are dropped at the end, and
+    recomputed within if a parameter is loaded, stepped or moved.
+    """
+    layers = [m for m in module.modules() if isinstance(m, DerivedLayer)]
+    outer = [layer._kept for layer in layers]
+    for layer in layers:
+        layer._kept = {} if layer._kept is None else layer._kept
+    try:
+        yield module
+    finally:
+        for layer, kept in zip(layers, outer, strict=True):
+            layer._kept = kept
+
+
+def require_channels(x: Tensor, channels: int, layer: str) -> None:
+    """Raise unless dimension 1 of x has this many channels, and no dimension is empty."""
+    if x.ndim < 2 or x.shape[1] != channels:
+        raise BronetError(f"{layer} expects {channels} channels in dimension 1, got an input of shape {tuple(x.shape)}")
+    if x.numel() == 0:
+        raise BronetError(f"{layer} needs at least one image and one pixel, got an input of shape {tuple(x.shape)}")
+
+
+def batch_last(x: Tensor) -> Tensor:
+    """Return a view of (b, c, ...) as (..., c, b): the memory order in which layers hand activations on."""
+    return x.permute(*range(2, x.ndim), 1, 0)
+
+
+def batch_first(x: Tensor) -> Tensor:
+    """Return a view of (..., c, b) as (b, c, ...)."""
+    return x.permute(-1, -2, *range(x.ndim - 2))

@@ -1,0 +1,189 @@
+"""The BRO convolution (Proposition 2, Algorithm 1, App. A.3 and A.4) as a layer.
+
+Orthogonal on the padded grid for every parameter; a contraction where padding is cropped, channels are reduced or
+the ridge is felt. Runs in the real low-rank form: no complex number, no c x c matrix, any image size.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.residual import IdentityResidual
+from bronet.layers.shape import PixelUnshuffle
+from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
+from bronet.ortho.real_form import (
+    ReflectorFactors,
+    Windows,
+    convolve,
+    embed_image,
+    gram,
+    reflector_factors,
+    rows_of_channels,
+    spectrum_blocks,
+)
+from bronet.ortho.spd import BRO_RIDGE, unit_scaled
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
+from bronet.proof.reflector import a_priori_reflector_norm, factor_norm, orthonormal_factor, reflector_norm
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+
+class _GridKey(NamedTuple):
+    grid: tuple[int, int]
+    dense: bool
+    dtype: torch.dtype
+
+
+class BROConv2d(DerivedLayer[ReflectorFactors]):
+    """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x, for images of any size.
+
+    Args:
+        in_channels, out_channels: where they differ, the layer is semi-orthogonal.
+        kernel_size: taps of V per axis; the convolution itself reaches over the whole padded grid.
+        rank: n, the number of reflected directions per frequency; default half the channels, or
+            min(c_in, c_out) for a semi-orthogonal layer. 1 <= n < m = max(c_in, c_out), as n = m is -I.
+        stride: turned into channels by a pixel unshuffle before the convolution.
+        padding: k' zeros on each side (default kernel_size // 2); 0 makes the convolution circular.
+        keep_padding: return the padded grid instead of cropping it.
+        residual_depth: L of the re-parameterisation V = I + alpha / sqrt(L) V; none by default.
+        ridge: relative ridge on V*V.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        rank: int | None = None,
+        stride: int = 1,
+        padding: int | None = None,
+        keep_padding: bool = False,
+        residual_depth: int | None = None,
+        ridge: float = BRO_RIDGE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("kernel_size", kernel_size),
+        ):
+            if value < 1:
+                raise BronetError(f"{name} must be at least 1, got {value}")
+        self.unshuffle = PixelUnshuffle(stride)
+        self.image_channels = in_channels
+        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
+        m = max(self.in_channels, out_channels)
+        n = rank if rank is not None else _default_rank(self.in_channels, out_channels)
+        if not 1 <= n < m:
+            raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n}")
+        self.kernel_size, self.rank, self.ridge = kernel_size, n, ridge
+        self.padding = kernel_size // 2 if padding is None else padding
+        if self.padding < 0:
+            raise BronetError(f"padding must be at least 0, got {padding}")
+        self.keep_padding = keep_padding
+        self.weight = nn.Parameter(torch.empty(m, n, kernel_size, kernel_size, device=device, dtype=dtype))
+        self.residual = (
+            None if residual_depth is None else IdentityResidual(m, residual_depth, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at the identity kernel, or near it with the residual re-parameterisation."""
+        if self.residual is None:
+            nn.init.dirac_(self.weight)
+        else:
+            nn.init.normal_(self.weight, std=1 / (self.weight.shape[0] * self.kernel_size**2))
+            self.residual.reset_parameters()
+
+    def V(self) -> Tensor:
+        """Return the kernel that is reflected."""
+        return self.weight if self.residual is None else self.residual(self.weight)
+
+    def derive(self, key: object) -> ReflectorFactors:
+        assert isinstance(key, _GridKey)
+        V = self.V().to(key.dtype)
+        return reflector_factors(V, key.grid, dense=key.dense, ridge=self.ridge)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.image_channels, "BROConv2d")
+        x = self.unshuffle(x)
+        windows = self._windows((x.shape[-2], x.shape[-1]))
+        dense = is_dense(windows.source.grid, x.device)
+        precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
+        factors = self.derived(_GridKey(windows.source.grid, dense, precision))
+        if not torch.is_autocast_enabled(x.device.type):
+            factors = ReflectorFactors(factors.A.to(x.dtype), factors.inverse.to(x.dtype))
+        return convolve(x, factors, windows, c_out=self.out_channels, dense=dense)
+
+    def _windows(self, size: tuple[int, int]) -> Windows:
+        return Windows.of(size, self.padding, keep_padding=self.keep_padding)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        stride = self.unshuffle.factor
+        size = (shape[1] // stride, shape[2] // stride)
+        windows = self._windows(size)
+        grid, device = windows.source.grid, self.weight.device
+        dense = is_dense(grid, device)
+        A = spectrum_blocks(unit_scaled(self.V().detach().double()), grid, dense=dense)
+        Q = orthonormal_factor(A, gram(A), ridge=self.ridge)
+        whole = real_dft(Windows.of(grid, 0, keep_padding=True).target, dense=dense, dtype=torch.float64, device=device)
+        source = real_dft(windows.source, dense=dense, dtype=torch.float64, device=device)
+        target = real_dft(windows.target, dense=dense, dtype=torch.float64, device=device)
+        Q_norm = up(math.sqrt(factor_norm(Q)))
+        basis_norms = [largest_singular_value(factor) for factor in whole.factors()]
+        basis_norm = up(math.prod(basis_norms))
+        Q_in, Q_out = rows_of_channels(Q, self.in_channels), rows_of_channels(Q, self.out_channels)
+        reflect = Product(Q_norm, absolute_norm(Q), Q.shape[-2])
+        back = Product(Q_norm, reflect.absolute_norm, Q.shape[-1])
+        products = [*_analysis(source, basis_norms), reflect, back, *_synthesis(target, basis_norms)]
+        # x - 2 v: the products' error twice, then one rounding of numbers no larger than |x| + 2 |v|.
+        error = 2 * gain_of_products(products)
+        gain = up(error + gamma(1) * (1 + 2 * norm_of_products(products) + error))
+
+        def apply(x: Tensor) -> Tensor:
+            x = self.unshuffle(x)
+            pixels = x.permute(2, 3, 1, 0).reshape(-1, x.shape[1], x.shape[0])
+            v = target.synthesis(Q_out @ (Q_in.mT @ source.analysis(pixels)))
+            y = embed_image(pixels, self.out_channels, windows) - 2 * v
+            return y.view(*windows.target.size, self.out_channels, -1).permute(3, 2, 0, 1)
+
+        bound = reflector_norm(up(Q_norm**2 * basis_norm**2))
+        return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, UNDERFLOW)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return an upper bound on the norm: the proved one for this size; without a size, a looser one for all."""
+        if input_size is None:
+            return a_priori_reflector_norm(self.weight.shape[0], self.rank, ridge=self.ridge)
+        return self.proved((self.image_channels, *input_size)).lipschitz
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rank={self.rank}, "
+            f"stride={self.unshuffle.factor}, padding={self.padding}, keep_padding={self.keep_padding}"
+        )
+
+
+def _default_rank(c_in: int, c_out: int) -> int:
+    return max(1, c_in // 2) if c_in == c_out else min(c_in, c_out)
+
+
+def _analysis(dft: RealDFT, norms: list[float]) -> list[Product]:
+    """Return the products of D x: each factor sums over its columns."""
+    return [
+        Product(norm, absolute_norm(factor), factor.shape[1]) for factor, norm in zip(dft.factors(), norms, strict=True)
+    ]
+
+
+def _synthesis(dft: RealDFT, norms: list[float]) -> list[Product]:
+    """Return the products of D'u: each factor sums over its rows, the last factor first."""
+    return [
+        Product(norm, absolute_norm(factor), factor.shape[0])
+        for factor, norm in reversed(list(zip(dft.factors(), norms, strict=True)))
+    ]

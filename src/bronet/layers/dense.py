@@ -1,0 +1,169 @@
+"""Dense orthogonal layers: the BRO reflector (Proposition 1) and the Cholesky map, both acting on dimension 1.
+
+On (b, c, h, w) they act on every pixel alike, which is how the neck's patch layer is built. The BRO layer is applied in
+factored form: an m x m matrix is never formed, however wide the layer.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels
+from bronet.layers.residual import IdentityResidual
+from bronet.ortho.cholesky import cholesky_orthogonal
+from bronet.ortho.real_form import with_ridge
+from bronet.ortho.reflector import embed_channels, reflect
+from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, symmetric_inverse, unit_scaled
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
+from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+
+class DenseFactors(NamedTuple):
+    """V and (V'V + e I)^-1."""
+
+    V: Tensor
+    inverse: Tensor
+
+
+class _Dense(DerivedLayer[DenseFactors]):
+    """What the two dense layers share: sizes, checks, and the residual re-parameterisation."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value < 1:
+                raise BronetError(f"{name} must be at least 1, got {value}")
+        self.in_features, self.out_features = in_features, out_features
+        self.weight: nn.Parameter
+        self.residual: IdentityResidual | None
+
+    def V(self) -> Tensor:
+        """Return the matrix that is orthogonalised."""
+        return self.weight if self.residual is None else self.residual(self.weight)
+
+    def reset_parameters(self) -> None:
+        """Start from independent normals; near the identity with the residual re-parameterisation."""
+        nn.init.normal_(self.weight, std=1 / self.weight.shape[0])
+        if self.residual is not None:
+            self.residual.reset_parameters()
+
+    def _precision(self, x: Tensor) -> torch.dtype:
+        return torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.proved((self.in_features,)).lipschitz
+
+
+class BROLinear(_Dense):
+    """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
+
+    Args:
+        rank: n columns of V, 1 <= n < m = max(in, out); default m // 2, or min(in, out) where they differ.
+        residual_depth: D of V = I + alpha / sqrt(D) V; none by default.
+        ridge: relative ridge on V'V.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int | None = None,
+        residual_depth: int | None = None,
+        ridge: float = BRO_RIDGE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features)
+        m = max(in_features, out_features)
+        n = (
+            rank
+            if rank is not None
+            else (max(1, m // 2) if in_features == out_features else min(in_features, out_features))
+        )
+        if not 1 <= n < m:
+            raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n}")
+        self.rank, self.ridge = n, ridge
+        self.weight = nn.Parameter(torch.empty(m, n, device=device, dtype=dtype))
+        self.residual = (
+            None if residual_depth is None else IdentityResidual(m, residual_depth, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def derive(self, key: object) -> DenseFactors:
+        assert isinstance(key, torch.dtype)
+        V = unit_scaled(self.V().to(key))
+        return DenseFactors(V, symmetric_inverse(with_ridge(V.mT @ V, self.ridge)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.in_features, "BROLinear")
+        V, inverse = self.derived(self._precision(x))
+        if not torch.is_autocast_enabled(x.device.type):
+            V, inverse = V.to(x.dtype), inverse.to(x.dtype)
+        return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        Q = dense_factor(self.V().detach().double(), ridge=self.ridge)
+        squared = factor_norm(Q)
+        size, magnitude = up(squared**0.5), absolute_norm(Q)
+        Q_in, Q_out = Q[: self.in_features], Q[: self.out_features]
+        error = 2 * gain_of_products([Product(size, magnitude, Q.shape[0]), Product(size, magnitude, Q.shape[1])])
+        gain = up(error + gamma(1) * (1 + 2 * squared + error))
+
+        def apply(x: Tensor) -> Tensor:
+            p = batch_last(x)
+            return batch_first(embed_channels(p, self.out_features, dim=-2) - 2 * (Q_out @ (Q_in.mT @ p)))
+
+        return ProvedMap(apply, (self.out_features, *shape[1:]), reflector_norm(squared), gain, UNDERFLOW)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
+
+
+class CholeskyLinear(_Dense):
+    """x -> W x with W = L^-1 V, L L' = V V' + ridge: (semi-)orthogonal rows, singular values at most one."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        residual_depth: int | None = None,
+        ridge: float = CHOLESKY_RIDGE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features)
+        self.ridge = ridge
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.residual = (
+            None
+            if residual_depth is None
+            else IdentityResidual(out_features, residual_depth, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def derive(self, key: object) -> DenseFactors:
+        assert isinstance(key, torch.dtype)
+        W = cholesky_orthogonal(self.V().to(key), ridge=self.ridge)
+        return DenseFactors(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.in_features, "CholeskyLinear")
+        W = self.derived(self._precision(x)).V
+        if not torch.is_autocast_enabled(x.device.type):
+            W = W.to(x.dtype)
+        return batch_first(W @ batch_last(x))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        W = cholesky_orthogonal(self.V().detach().double(), ridge=self.ridge)
+        norm = largest_singular_value(W)
+        products = [Product(norm, absolute_norm(W), self.in_features)]
+        return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"

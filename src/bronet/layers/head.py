@@ -1,0 +1,146 @@
+"""The last layer: logits, and the Lipschitz constant of every difference of two of them.
+
+A head promises `gaps()`: entry (t, j) bounds the Lipschitz constant of f_t - f_j with respect to the head's input. The
+normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L gives sqrt(2) L.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.layers.dense import BROLinear
+from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+
+@dataclass(frozen=True)
+class ProvedHead:
+    """A float64 head: logits, upper bounds on the gaps, and on the rounding error of each logit, gain |h| + offset."""
+
+    logits: ProvedMap
+    gaps: Float[Tensor, "k k"]
+
+
+class Head(LipschitzLayer):
+    """A last layer."""
+
+    classes: int
+
+    @abstractmethod
+    def gaps(self) -> Float[Tensor, "k k"]:
+        """Return the differentiable matrix of the Lipschitz constants of f_t - f_j; zero on the diagonal."""
+
+    @abstractmethod
+    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+        """Return the float64 head with proved gaps."""
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return self.proved_head(shape).logits
+
+
+class LastLayerNormalized(Head):
+    """LLN: rows of length one, with bias; f_t - f_j then has the Lipschitz constant |w_t - w_j|."""
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.classes = in_features, classes
+        self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
+        nn.init.zeros_(self.bias)
+
+    def rows(self) -> Tensor:
+        """Return the rows, normalised."""
+        return F.normalize(self.weight, dim=-1, eps=torch.finfo(self.weight.dtype).tiny)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.in_features, "LastLayerNormalized")
+        return F.linear(x, self.rows().to(x.dtype), self.bias.to(x.dtype))
+
+    def gaps(self) -> Float[Tensor, "k k"]:
+        rows = self.rows()
+        # Differences, not 2 - 2 cos: nearly parallel rows keep their digits. The diagonal's gradient is zero.
+        differences = rows[:, None] - rows[None]
+        return torch.linalg.vector_norm(differences, dim=-1)
+
+    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+        weight, bias = self.weight.detach().double(), self.bias.detach().double()
+        rows = F.normalize(weight, dim=-1, eps=torch.finfo(torch.float64).tiny)
+        norm = largest_singular_value(rows)
+        gain = gain_of_products([Product(norm, absolute_norm(rows), self.in_features)])
+        shift = float(bias.abs().max())
+        apply = lambda h: h @ rows.mT + bias  # noqa: E731
+        logits = ProvedMap(
+            apply,
+            (self.classes,),
+            norm,
+            up(gain + gamma(1) * (norm + gain)),
+            up(gamma(1) * shift + UNDERFLOW),
+        )
+        return ProvedHead(logits, _upper_gaps(rows))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.proved_head((self.in_features,)).logits.lipschitz
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.classes}"
+
+
+class OrthogonalHead(Head):
+    """A semi-orthogonal BRO layer with bias: every difference of logits is sqrt(2)-Lipschitz (section 2.1)."""
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        self.linear = BROLinear(in_features, classes, ridge=SEMI_ORTHOGONAL_RIDGE, device=device, dtype=dtype)
+        self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.bias.to(x.dtype)
+
+    def gaps(self) -> Float[Tensor, "k k"]:
+        return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
+
+    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+        linear, bias = self.linear.proved(shape), self.bias.detach().double()
+        gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
+        offset = up(linear.offset + gamma(1) * float(bias.abs().max()) + UNDERFLOW)
+        logits = ProvedMap(lambda h: linear.apply(h) + bias, (self.classes,), linear.lipschitz, gain, offset)
+        gap = up(math.sqrt(2.0) * linear.lipschitz)
+        return ProvedHead(logits, gap * (1 - torch.eye(self.classes, device=bias.device, dtype=torch.float64)))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.linear.lipschitz_bound()
+
+
+def _upper_gaps(rows: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
+    """Return |w_t - w_j| rounded up: a difference, a square root of a sum of squares."""
+    gaps = torch.stack([torch.linalg.vector_norm(rows - row, dim=-1) for row in rows])
+    slack = 1 + 2 * gamma(rows.shape[-1] + 4)
+    absolute = gamma(1) * 2  # the rounded differences, in norm
+    return (gaps + absolute) * slack * (1 - torch.eye(rows.shape[0], dtype=torch.float64, device=rows.device))

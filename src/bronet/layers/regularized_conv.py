@@ -1,0 +1,136 @@
+"""A convolution that is only Lipschitz-regularised: the stem of BRONet, and the backbone of LiResNet (App. B.2).
+
+Training sees a differentiable power-iteration estimate of its norm, which is a lower bound and no certificate; a
+certificate uses a proved upper bound of the kernel as stored.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.layers.residual import IdentityResidual
+from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
+from bronet.proof.proved_map import Product, ProvedMap, linear
+
+
+class _Geometry(NamedTuple):
+    stride: int
+    padding: int
+
+
+class LipschitzRegularizedConv2d(LipschitzLayer):
+    """A zero-padded, strided convolution with a differentiable estimate and a proved bound of its norm.
+
+    Args:
+        input_size: image size at which training estimates the norm; the forward takes any size.
+        residual_depth: L of the kernel I + alpha / sqrt(L) K; none by default (square kernels only).
+    """
+
+    power_vector: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        input_size: tuple[int, int],
+        stride: int = 1,
+        padding: int = 0,
+        residual_depth: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("kernel_size", kernel_size),
+            ("stride", stride),
+        ):
+            if value < 1:
+                raise BronetError(f"{name} must be at least 1, got {value}")
+        if padding < 0:
+            raise BronetError(f"padding must be at least 0, got {padding}")
+        if min(input_size) + 2 * padding < kernel_size:
+            raise BronetError(
+                f"input_size must be at least kernel_size - 2 padding = {kernel_size - 2 * padding}, got {input_size}"
+            )
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
+        self.geometry, self.input_size = _Geometry(stride, padding), input_size
+        self.weight = nn.Parameter(
+            torch.empty(out_channels, in_channels, kernel_size, kernel_size, device=device, dtype=dtype)
+        )
+        self.residual = (
+            None
+            if residual_depth is None
+            else IdentityResidual(out_channels, residual_depth, device=device, dtype=dtype)
+        )
+        vector = torch.empty(1, in_channels, *input_size, device=device, dtype=dtype)
+        self.register_buffer("power_vector", vector)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Orthogonal kernel, or near the identity with the residual re-parameterisation."""
+        if self.residual is None:
+            nn.init.orthogonal_(self.weight)
+        else:
+            nn.init.normal_(self.weight, std=1 / (self.weight.shape[0] * self.kernel_size**2))
+            self.residual.reset_parameters()
+        nn.init.normal_(self.power_vector)
+
+    def kernel(self) -> Tensor:
+        """Return the kernel that is convolved with."""
+        return self.weight if self.residual is None else self.residual(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.in_channels, "LipschitzRegularizedConv2d")
+        return F.conv2d(x, self.kernel().to(x.dtype), stride=self.geometry.stride, padding=self.geometry.padding)
+
+    @torch.no_grad()
+    def update_estimate(self, steps: int) -> None:
+        """Take power-iteration steps on J'J, warm-started from the stored vector."""
+        kernel, v = self.kernel(), self.power_vector
+        for _ in range(steps):
+            w = F.conv2d(v, kernel, stride=self.geometry.stride, padding=self.geometry.padding)
+            v = torch.nn.grad.conv2d_input(
+                v.shape, kernel, w, stride=self.geometry.stride, padding=self.geometry.padding
+            )
+            v = v / v.norm().clamp_min(torch.finfo(v.dtype).tiny)
+        self.power_vector.copy_(v)
+
+    def lipschitz_estimate(self) -> Tensor:
+        """Return |J v| / |v| for the stored vector: a lower bound, differentiable in the kernel."""
+        v = self.power_vector
+        image = F.conv2d(v, self.kernel(), stride=self.geometry.stride, padding=self.geometry.padding)
+        return image.norm() / v.norm()
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        kernel = self.kernel().detach().double()
+        (stride, padding), k = self.geometry, self.kernel_size
+        norm = convolution_norm(kernel, (shape[1], shape[2]), stride=stride, padding=padding)
+        products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
+        size = tuple((s + 2 * padding - k) // stride + 1 for s in shape[1:])
+        flat = kernel.reshape(self.out_channels, -1)
+
+        def apply(x: Tensor) -> Tensor:
+            # Through a matrix product, whose rounding is known; a library's convolution may use transforms.
+            patches = F.unfold(x, k, padding=padding, stride=stride)
+            return (flat @ patches).unflatten(-1, size)
+
+        return linear(apply, (self.out_channels, *size), products, norm)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return a proved upper bound on the norm for images of this size (default: the size given at construction)."""
+        size = self.input_size if input_size is None else input_size
+        stride, padding = self.geometry
+        return convolution_norm(self.kernel().detach(), size, stride=stride, padding=padding)
+
+    def extra_repr(self) -> str:
+        stride, padding = self.geometry
+        channels = f"{self.in_channels}, {self.out_channels}"
+        return f"{channels}, kernel_size={self.kernel_size}, stride={stride}, padding={padding}"

@@ -1,0 +1,48 @@
+"""The fixed identity residual V <- I + alpha / sqrt(L) V of the backbone and the dense layers (App. B.2).
+
+I is the identity kernel (ones at the centre tap of channel pairs i, i); alpha is one learned number per output
+channel that starts at one, as in the published networks (the text says a scalar); L counts the layers of the block.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+
+
+class IdentityResidual(nn.Module):
+    """Owns alpha and adds the identity to a kernel (m, n, k, k) or a matrix (m, n)."""
+
+    def __init__(
+        self,
+        channels: int,
+        depth: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if depth < 1:
+            raise BronetError(f"residual_depth must be at least 1, got {depth}")
+        self.depth = depth
+        self.alpha = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.alpha)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        scale = (self.alpha / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
+        return scale * weight + identity_like(weight)
+
+
+def identity_like(weight: Tensor) -> Tensor:
+    """Return the identity matrix, or the identity kernel at the centre tap, in the shape of `weight`."""
+    m, n = weight.shape[:2]
+    eye = torch.eye(m, n, device=weight.device, dtype=weight.dtype)
+    if weight.ndim == 2:
+        return eye
+    kh, kw = weight.shape[2:]
+    top, left = kh // 2, kw // 2
+    return nn.functional.pad(eye[..., None, None], (left, kw - 1 - left, top, kh - 1 - top))

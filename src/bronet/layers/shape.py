@@ -1,0 +1,79 @@
+"""Layers that only move numbers: pixel unshuffle (a stride as channels) and flattening. Norms are kept exactly."""
+
+import torch
+from torch import Tensor
+
+from bronet.errors import BronetError
+from bronet.layers.base import LipschitzLayer, batch_first, batch_last
+from bronet.proof.proved_map import ProvedMap, exact
+from bronet.proof.rounding import gamma
+
+
+class PixelUnshuffle(LipschitzLayer):
+    """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        if factor < 1:
+            raise BronetError(f"factor of PixelUnshuffle must be at least 1, got {factor}")
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.factor
+        h, w = x.shape[-2:]
+        if h % f or w % f:
+            raise BronetError(f"image height and width must be multiples of {f}, got {h} x {w}")
+        patches = batch_last(x).unflatten(1, (w // f, f)).unflatten(0, (h // f, f))  # h f w f c b
+        moved = patches.permute(0, 2, 4, 1, 3, 5)  # h w c f f b
+        return batch_first(moved.flatten(2, 4))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        c, h, w = shape
+        return exact(self.forward, (c * self.factor**2, h // self.factor, w // self.factor))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+class Flatten(LipschitzLayer):
+    """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batch_first(batch_last(x).flatten(0, -2))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return exact(self.forward, (int(torch.Size(shape).numel()),))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+class L2NormPool(LipschitzLayer):
+    """The l2 norm of each channel over patch x patch windows; 1-Lipschitz by the triangle inequality (App. B.2).
+
+    Its gradient at an all-zero window is zero.
+    """
+
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        if patch < 1:
+            raise BronetError(f"patch of L2NormPool must be at least 1, got {patch}")
+        self.patch = patch
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.patch
+        h, w = x.shape[-2:]
+        if h % p or w % p:
+            raise BronetError(f"image height and width must be multiples of {p}, got {h} x {w}")
+        windows = batch_last(x).unflatten(1, (w // p, p)).unflatten(0, (h // p, p))
+        return batch_first(torch.linalg.vector_norm(windows, dim=(1, 3)))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        c, h, w = shape
+        # Squares, their sum and the root: relative error gamma_{p^2 + 2}. Squares below 2^-1022 vanish, roots of them
+        # do not: 2^-500 outweighs sqrt(p^2 2^-1074).
+        apply, shape_out = self.forward, (c, h // self.patch, w // self.patch)
+        return ProvedMap(apply, shape_out, 1.0, gain=gamma(self.patch**2 + 2), offset=2.0**-500)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0

@@ -1,0 +1,113 @@
+"""Layers that shift or scale: normalisation of the input, and the centring with bias that follows each backbone layer.
+
+Normalisation is a layer so that radii stay in pixel space: one over its standard deviation is a factor of the network's
+Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.proof.proved_map import ProvedMap
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+
+_MOMENTUM = 0.1
+
+
+class Normalization(LipschitzLayer):
+    """x -> (x - mean) / std with one mean per channel and one common std, so that the constant is 1 / std."""
+
+    mean: Tensor
+
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        *,
+        std: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not std > 0:
+            raise BronetError(f"std of the normalisation must be positive, got {std}")
+        self.std = std
+        self.register_buffer("mean", torch.tensor(mean, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.mean.numel(), "Normalization")
+        return (x - _column(self.mean, x)) / self.std
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        mean = self.mean.detach().double()
+        size = float(mean.square().sum().sqrt()) * (shape[1] * shape[2]) ** 0.5
+        # A subtraction and a division: relative error gamma_2 of (|x| + |mean|) / std.
+        gain, offset = gamma(2) / self.std, gamma(2) * size / self.std + UNDERFLOW
+        apply = lambda x: (x - _column(mean, x)) / self.std  # noqa: E731
+        return ProvedMap(apply, shape, self.lipschitz_bound(), up(gain), up(offset))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return up(1 / self.std)
+
+    def lipschitz_estimate(self) -> float:
+        return 1 / self.std
+
+
+class Centring(LipschitzLayer):
+    """x -> x - mean + bias per channel: the batch's mean in training, a running one (momentum 0.1) in evaluation.
+
+    A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another.
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+        self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x + _column((self.bias - self.mean).to(x.dtype), x)
+        mean = x.mean([d for d in range(x.ndim) if d != 1], dtype=self.bias.dtype)
+        with torch.no_grad():
+            self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
+        return x + _column((self.bias - mean).to(x.dtype), x)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return shifted((self.bias - self.mean).detach().double(), shape)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+class Bias(LipschitzLayer):
+    """x -> x + bias per channel."""
+
+    def __init__(
+        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _column(self.bias.to(x.dtype), x)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return shifted(self.bias.detach().double(), shape)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+def shifted(shift: Tensor, shape: tuple[int, ...]) -> ProvedMap:
+    """Return the proved map x -> x + shift: one rounding per number."""
+    pixels = torch.Size(shape[1:]).numel()
+    size = float(shift.square().sum().sqrt()) * pixels**0.5
+    return ProvedMap(lambda x: x + _column(shift, x), shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
+
+
+def _column(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(-1, *(1 for _ in range(x.ndim - 2)))

@@ -1,0 +1,24 @@
+"""Losses of section 5 and App. C: each maps (logits, labels, ...) to a scalar and never sees the model.
+
+`emma` alone returns logits: it adjusts them, and any of the losses can follow.
+"""
+
+from bronet.losses.certificate_regularization import (
+    certificate_regularization,
+    certificate_regularization_radius,
+)
+from bronet.losses.cross_entropy import cross_entropy
+from bronet.losses.emma import emma
+from bronet.losses.logit_annealing import logit_annealing
+from bronet.losses.margin import logit_margin
+from bronet.losses.ramp import ramp
+
+__all__ = [
+    "certificate_regularization",
+    "certificate_regularization_radius",
+    "cross_entropy",
+    "emma",
+    "logit_annealing",
+    "logit_margin",
+    "ramp",
+]

@@ -1,0 +1,6 @@
+"""Networks for certificates: BRONet and LiResNet, LipConvNet."""
+
+from bronet.models.create import build_model, create_model
+from bronet.models.model import CertifiableModel
+
+__all__ = ["CertifiableModel", "build_model", "create_model"]

@@ -1,0 +1,175 @@
+"""BRONet (App. B.2, Figure 9), and LiResNet as the same network with a Lipschitz-regularised backbone.
+
+Stem, backbone of constant width, neck, dense layers, normalised head; MaxMin between them. Centring and the bias of
+each layer follow the published networks, not the text (docs/deviations.md).
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from bronet.errors import BronetError
+from bronet.layers import (
+    Bias,
+    BROConv2d,
+    BROLinear,
+    Centring,
+    CholeskyLinear,
+    Flatten,
+    L2NormPool,
+    LastLayerNormalized,
+    LipschitzLayer,
+    LipschitzRegularizedConv2d,
+    MaxMin,
+    Normalization,
+    PixelUnshuffle,
+)
+from bronet.models.model import CertifiableModel
+from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
+from bronet.recipe.architecture import BRONetArchitecture, DenseKind, parse_rank
+from bronet.recipe.dataset import DatasetSpec
+
+_PIXEL_MEAN = 0.5
+_KERNEL = 3
+
+
+class BRONet(CertifiableModel):
+    """The network of an architecture for the images and classes of a data set."""
+
+    def __init__(
+        self,
+        architecture: BRONetArchitecture,
+        spec: DatasetSpec,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((spec.channels, spec.height, spec.width))
+        self.architecture = a = architecture
+        self._device, self._dtype = device, dtype
+        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels, device=device, dtype=dtype)
+
+        size = (spec.height, spec.width)
+        self.stem = self._stem(spec.channels, size)
+        size = _strided(size, a.stem_kernel, a.stem_stride, a.stem_padding)
+
+        self.regularized = nn.Sequential(
+            *(self._regularized(size, a.regularized_depth) for _ in range(a.regularized_depth))
+        )
+        self.backbone = nn.Sequential(*(self._backbone_block(size) for _ in range(a.depth)))
+        if a.keep_padding and a.backbone == "bro":
+            size = (size[0] + 2 * (_KERNEL // 2) * a.depth, size[1] + 2 * (_KERNEL // 2) * a.depth)
+
+        self.neck = self._neck(size)
+        self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
+        self.head = LastLayerNormalized(a.dense_width, spec.classes, device=device, dtype=dtype)
+
+    def sections(self) -> list[nn.Module]:
+        return [self.normalization, self.stem, self.regularized, self.backbone, self.neck, self.dense]
+
+    def _stem(self, channels: int, size: tuple[int, int]) -> nn.Sequential:
+        a = self.architecture
+        conv = LipschitzRegularizedConv2d(
+            channels,
+            a.width,
+            a.stem_kernel,
+            input_size=size,
+            stride=a.stem_stride,
+            padding=a.stem_padding,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        bias = Bias(a.width, device=self._device, dtype=self._dtype)
+        return nn.Sequential(OrderedDict(conv=conv, bias=bias, activation=MaxMin()))
+
+    def _regularized(self, size: tuple[int, int], depth: int) -> nn.Sequential:
+        width = self.architecture.width
+        conv = LipschitzRegularizedConv2d(
+            width,
+            width,
+            _KERNEL,
+            input_size=size,
+            padding=_KERNEL // 2,
+            residual_depth=depth,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        return self._centred(conv)
+
+    def _backbone_block(self, size: tuple[int, int]) -> nn.Sequential:
+        a = self.architecture
+        if a.backbone == "lipreg":
+            return self._regularized(size, a.depth)
+        conv = BROConv2d(
+            a.width,
+            a.width,
+            _KERNEL,
+            rank=_rank(a.width, a.rank),
+            keep_padding=a.keep_padding,
+            residual_depth=a.depth,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        return self._centred(conv)
+
+    def _centred(self, conv: LipschitzLayer) -> nn.Sequential:
+        width = self.architecture.width
+        shift = Centring if self.architecture.centring else Bias
+        return nn.Sequential(
+            OrderedDict(conv=conv, shift=shift(width, device=self._device, dtype=self._dtype), activation=MaxMin())
+        )
+
+    def _neck(self, size: tuple[int, int]) -> nn.Sequential:
+        """Patches to vectors, flattened, then a semi-orthogonal dense layer."""
+        a = self.architecture
+        if size[0] % a.neck_patch or size[1] % a.neck_patch:
+            raise BronetError(f"feature maps must be multiples of neck_patch = {a.neck_patch} wide, got {size}")
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        if a.neck == "l2pool":
+            layers["pool"] = L2NormPool(a.neck_patch)
+            kind: DenseKind = "cholesky"
+        else:
+            kind = a.neck
+            layers["patches"] = PixelUnshuffle(a.neck_patch)
+            layers["conv"] = self._semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
+            layers["conv_bias"] = Bias(a.width, device=self._device, dtype=self._dtype)
+        features = a.width * (size[0] // a.neck_patch) * (size[1] // a.neck_patch)
+        layers["flatten"] = Flatten()
+        layers["linear"] = self._semi_orthogonal(kind, features, a.dense_width)
+        layers["bias"] = Bias(a.dense_width, device=self._device, dtype=self._dtype)
+        layers["activation"] = MaxMin()
+        return nn.Sequential(layers)
+
+    def _semi_orthogonal(self, kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
+        if kind == "cholesky":
+            return CholeskyLinear(in_features, out_features, device=self._device, dtype=self._dtype)
+        return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)
+
+    def _dense_block(self) -> nn.Sequential:
+        a = self.architecture
+        linear: LipschitzLayer
+        if a.dense == "cholesky":
+            linear = CholeskyLinear(
+                a.dense_width, a.dense_width, residual_depth=a.dense_depth, device=self._device, dtype=self._dtype
+            )
+        else:
+            linear = BROLinear(
+                a.dense_width,
+                a.dense_width,
+                rank=_rank(a.dense_width, a.rank),
+                residual_depth=a.dense_depth,
+                device=self._device,
+                dtype=self._dtype,
+            )
+        bias = Bias(a.dense_width, device=self._device, dtype=self._dtype)
+        return nn.Sequential(OrderedDict(linear=linear, bias=bias, activation=MaxMin()))
+
+
+def _rank(channels: int, ratio: str) -> int:
+    return max(1, round(channels * parse_rank(ratio)))
+
+
+def _strided(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
+    h, w = ((s + 2 * padding - kernel) // stride + 1 for s in size)
+    return h, w

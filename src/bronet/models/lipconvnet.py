@@ -1,0 +1,105 @@
+"""LipConvNet-depth-width (App. B.2, Figure 8) of BRO convolutions.
+
+Five stages; each has depth/5 - 1 layers that keep the shape, and one stride-2 layer that doubles the width: a pixel
+unshuffle, then a semi-orthogonal convolution. The kernel is 3, but 1 in the last strided layer.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from bronet.errors import BronetError
+from bronet.layers import (
+    Bias,
+    BROConv2d,
+    Flatten,
+    Head,
+    Householder,
+    LastLayerNormalized,
+    LipschitzLayer,
+    MaxMin,
+    Normalization,
+    OrthogonalHead,
+)
+from bronet.models.model import CertifiableModel
+from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
+from bronet.recipe.architecture import LipConvNetArchitecture, parse_rank
+from bronet.recipe.dataset import DatasetSpec
+
+_STAGES = 5
+_KERNEL = 3
+_RGB_MEAN = (0.4914, 0.4822, 0.4465)
+_GREY_MEAN = 0.5
+_COMMON_STD = 0.2507
+
+
+class LipConvNet(CertifiableModel):
+    """The network of an architecture for the images and classes of a data set."""
+
+    def __init__(
+        self,
+        architecture: LipConvNetArchitecture,
+        spec: DatasetSpec,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((spec.channels, spec.height, spec.width))
+        if spec.height % 2**_STAGES or spec.width % 2**_STAGES:
+            raise BronetError(
+                f"LipConvNet halves its images {_STAGES} times: height and width must be multiples of {2**_STAGES}, "
+                f"got {spec.height} x {spec.width}"
+            )
+        self.architecture = architecture
+        self._device, self._dtype = device, dtype
+        mean = _RGB_MEAN if spec.channels == len(_RGB_MEAN) else (_GREY_MEAN,) * spec.channels
+        self.normalization = Normalization(mean, std=_COMMON_STD, device=device, dtype=dtype)
+
+        stages, channels, width = [], spec.channels, architecture.width
+        for stage in range(_STAGES):
+            layers = self._stage(channels, width, last=stage == _STAGES - 1)
+            stages.append(nn.Sequential(*layers))
+            channels = width = 2 * width
+        self.stages = nn.Sequential(*stages)
+        self.flatten = Flatten()
+
+        pixels = (spec.height >> _STAGES) * (spec.width >> _STAGES)
+        head = LastLayerNormalized if architecture.head == "lln" else OrthogonalHead
+        self.head: Head = head(channels * pixels, spec.classes, device=device, dtype=dtype)
+
+    def sections(self) -> list[nn.Module]:
+        return [self.normalization, self.stages, self.flatten]
+
+    def _stage(self, channels: int, width: int, *, last: bool) -> list[nn.Sequential]:
+        """Return the blocks of a stage that takes `channels` to 2 `width`."""
+        kept = self.architecture.depth // _STAGES - 1
+        strided_kernel = 1 if last else _KERNEL
+        if self.architecture.strided_last:
+            blocks = [self._block(channels if i == 0 else width, width) for i in range(kept)]
+            source = width if kept else channels
+            return [*blocks, self._block(source, 2 * width, stride=2, kernel=strided_kernel)]
+        strided = self._block(channels, 2 * width, stride=2, kernel=strided_kernel)
+        return [strided, *(self._block(2 * width, 2 * width) for _ in range(kept))]
+
+    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> nn.Sequential:
+        keeps = stride == 1 and c_in == c_out
+        rank = max(1, round(c_in * parse_rank(self.architecture.rank))) if keeps else min(c_in * stride**2, c_out)
+        conv = BROConv2d(
+            c_in,
+            c_out,
+            kernel,
+            rank=rank,
+            stride=stride,
+            ridge=SEMI_ORTHOGONAL_RIDGE,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        bias = Bias(c_out, device=self._device, dtype=self._dtype)
+        return nn.Sequential(OrderedDict(conv=conv, bias=bias, activation=self._activation(c_out)))
+
+    def _activation(self, channels: int) -> LipschitzLayer:
+        order = {"maxmin": 0, "householder1": 1, "householder2": 2}[self.architecture.activation]
+        if order == 0:
+            return MaxMin()
+        return Householder(channels, order=order, device=self._device, dtype=self._dtype)

@@ -1,0 +1,73 @@
+"""What every network is to the rest of the house: a chain of layers and a head."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers import Head, LipschitzLayer
+
+
+class CertifiableModel(nn.Module):
+    """A chain of Lipschitz layers and a head: images (b, c, h, w) in [0, 1] to logits (b, k).
+
+    Subclasses assign their sections and list them, in order, in `sections`.
+    """
+
+    head: Head
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+
+    def sections(self) -> list[nn.Module]:
+        """Return the parts before the head, in the order of the forward pass."""
+        raise BronetError(f"{type(self).__name__} must list its sections")
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        x = images
+        for section in self.sections():
+            x = section(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+    def chain(self) -> Iterator[tuple[str, LipschitzLayer]]:
+        """Yield every layer before the head with its name, in the order of the forward pass."""
+        names = {id(module): name for name, module in self.named_modules()}
+        for section in self.sections():
+            for module in section.modules():
+                if id(module) in names and _is_link(module, section):
+                    assert isinstance(module, LipschitzLayer)
+                    yield names[id(module)], module
+
+    def lipschitz_estimate(self) -> Float[Tensor, ""]:
+        """Return the product of the layers' constants as training sees them; differentiable, no bound."""
+        parameter = next(self.head.parameters())
+        estimate = torch.ones((), device=parameter.device, dtype=parameter.dtype)
+        for _, layer in self.chain():
+            estimate = estimate * layer.lipschitz_estimate()
+        return estimate
+
+    def gap_lipschitz(self) -> Float[Tensor, "k k"]:
+        """Return the Lipschitz constants of f_t - f_j as training sees them; differentiable, no bound."""
+        return self.lipschitz_estimate() * self.head.gaps()
+
+    def update_estimates(self, steps: int) -> None:
+        """Take power-iteration steps in every layer that is only Lipschitz-regularised."""
+        for _, layer in self.chain():
+            layer.update_estimate(steps)
+
+
+def _is_link(module: nn.Module, section: nn.Module) -> bool:
+    """Whether the module is a layer of the chain itself, not a part inside a layer."""
+    if not isinstance(module, LipschitzLayer):
+        return False
+    inside = (
+        part
+        for layer in section.modules()
+        if isinstance(layer, LipschitzLayer) and layer is not module
+        for part in layer.modules()
+    )
+    return all(part is not module for part in inside)

@@ -1,0 +1,154 @@
+"""The orthonormal real Fourier basis of a padded grid, as real matrices: no FFT, no complex numbers.
+
+`D` maps the pixels of an h x w window of an H x W grid to (frequency, re/im) rows, one frequency of each conjugate
+pair, scaled so that D'D = I; padding before and cropping after a circular operation are therefore inside D.
+Two forms of the same map: dense, one matrix, for small grids; separable, a real DFT along the height and a
+complex one (written as real) along the width, for large ones. The separable form keeps both members
+of a conjugate pair on its self-conjugate lines, each with half the weight, so D'D = I holds for it as well.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
+# unit makes the dense form's extra arithmetic free for longer.
+DENSE_GRID_PIXELS = {"cpu": 64, "cuda": 400}
+
+
+@dataclass(frozen=True)
+class Window:
+    """An h x w window whose corner lies at (top, left) of an H x W circular grid."""
+
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    corner: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class DenseDFT:
+    """D as one matrix: rows (frequency, re/im), columns the window's pixels."""
+
+    matrix: Float[Tensor, "two_f pixels"]
+
+    def analysis(self, x: Float[Tensor, "pixels c b"]) -> Float[Tensor, "f two_c b"]:
+        """Return D x, ordered (frequency, (re/im, channel), batch)."""
+        _, c, b = x.shape
+        return (self.matrix @ x.reshape(x.shape[0], c * b)).view(-1, 2 * c, b)
+
+    def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
+        """Return D'u."""
+        f, two_c, b = u.shape
+        return (self.matrix.mT @ u.reshape(2 * f, (two_c // 2) * b)).view(-1, two_c // 2, b)
+
+    def factors(self) -> tuple[Tensor, ...]:
+        """Return the real matrices whose composition D is."""
+        return (self.matrix,)
+
+
+@dataclass(frozen=True)
+class SeparableDFT:
+    """D as a real DFT along the height, then a complex one along the width for each height frequency."""
+
+    height: Float[Tensor, "two_kh h"]
+    width: Float[Tensor, "two_kw two_w"]
+
+    def analysis(self, x: Float[Tensor, "pixels c b"]) -> Float[Tensor, "f two_c b"]:
+        """Return D x, ordered (frequency, (re/im, channel), batch)."""
+        _, c, b = x.shape
+        h, w = self.height.shape[1], self.width.shape[1] // 2
+        along_height = (self.height @ x.reshape(h, w * c * b)).view(-1, 2 * w, c * b)
+        return (self.width @ along_height).view(-1, 2 * c, b)
+
+    def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
+        """Return D'u."""
+        _, two_c, b = u.shape
+        c = two_c // 2
+        w = self.width.shape[1] // 2
+        along_height = self.width.mT @ u.reshape(self.height.shape[0] // 2, self.width.shape[0], c * b)
+        return (self.height.mT @ along_height.reshape(self.height.shape[0], w * c * b)).view(-1, c, b)
+
+    def factors(self) -> tuple[Tensor, ...]:
+        """Return the real matrices whose composition D is."""
+        return (self.height, self.width)
+
+
+RealDFT = DenseDFT | SeparableDFT
+
+
+def is_dense(grid: tuple[int, int], device: torch.device) -> bool:
+    """Whether the dense form is used on this grid and device."""
+    return grid[0] * grid[1] <= DENSE_GRID_PIXELS.get(device.type, DENSE_GRID_PIXELS["cuda"])
+
+
+@lru_cache(maxsize=64)
+def real_dft(window: Window, *, dense: bool, dtype: torch.dtype, device: torch.device) -> RealDFT:
+    """Return D for the window, rounded once from float64 to `dtype`."""
+    form = _dense(window) if dense else _separable(window)
+    return type(form)(*(factor.to(device=device, dtype=dtype) for factor in form.factors()))
+
+
+@lru_cache(maxsize=64)
+def frequencies(grid: tuple[int, int], *, dense: bool) -> Int[Tensor, "f 2"]:
+    """Return the frequencies (vertical, horizontal) in the row order of `real_dft`."""
+    H, W = grid
+    if not dense:
+        return torch.cartesian_prod(torch.arange(H // 2 + 1), torch.arange(W))
+    pairs = [
+        (v, u)
+        for u in range(W // 2 + 1)
+        for v in range(H)
+        if not (u == 0 or 2 * u == W) or v <= H // 2  # on these lines v and -v are conjugates
+    ]
+    return torch.tensor(pairs)
+
+
+@lru_cache(maxsize=64)
+def kernel_basis(
+    grid: tuple[int, int], taps: tuple[int, int], *, dense: bool, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "two_f taps"]:
+    """Return the matrix that takes a kernel's taps to its spectrum: rows (re/im, frequency), unscaled."""
+    angle = _angles(grid, frequencies(grid, dense=dense), _pixels(taps, (0, 0)))
+    return torch.cat((angle.cos(), -angle.sin())).to(device=device, dtype=dtype)
+
+
+def _dense(window: Window) -> DenseDFT:
+    H, W = window.grid
+    freq = frequencies(window.grid, dense=True)
+    angle = _angles(window.grid, freq, _pixels(window.size, window.corner))
+    alone = ((2 * freq[:, 0]) % H == 0) & ((2 * freq[:, 1]) % W == 0)
+    scale = torch.where(alone, 1.0, 2.0)[:, None].double().div(H * W).sqrt()
+    sine = torch.where(alone[:, None], 0.0, -angle.sin())  # exactly zero where the frequency is self-conjugate
+    return DenseDFT(torch.stack((scale * angle.cos(), scale * sine), dim=1).flatten(0, 1))
+
+
+def _separable(window: Window) -> SeparableDFT:
+    (H, W), (h, w), (top, left) = window.grid, window.size, window.corner
+    v = torch.arange(H // 2 + 1)
+    angle = _reduced(v[:, None] * (top + torch.arange(h)), H)
+    scale = torch.where((2 * v) % H == 0, 1.0, 2.0)[:, None].double().div(H).sqrt()
+    height = torch.stack((scale * angle.cos(), -scale * angle.sin()), dim=1).flatten(0, 1)
+    angle = _reduced(torch.arange(W)[:, None] * (left + torch.arange(w)), W)
+    cos, sin = angle.cos() / math.sqrt(W), angle.sin() / math.sqrt(W)
+    rows = torch.stack((torch.cat((cos, sin), 1), torch.cat((-sin, cos), 1)), dim=1)  # kw (re/im) (re/im w)
+    return SeparableDFT(height, rows.flatten(0, 1))
+
+
+def _pixels(size: tuple[int, int], corner: tuple[int, int]) -> Int[Tensor, "pixels 2"]:
+    rows, columns = torch.arange(size[0]) + corner[0], torch.arange(size[1]) + corner[1]
+    return torch.cartesian_prod(rows, columns).view(-1, 2)
+
+
+def _angles(grid: tuple[int, int], freq: Int[Tensor, "f 2"], pixels: Int[Tensor, "p 2"]) -> Float[Tensor, "f p"]:
+    H, W = grid
+    turns = freq[:, :1] * pixels[:, 0] * W + freq[:, 1:] * pixels[:, 1] * H
+    return _reduced(turns, H * W)
+
+
+def _reduced(turns: Int[Tensor, "..."], period: int) -> Float[Tensor, "..."]:
+    """Return 2 pi turns / period in float64, the fraction of a turn reduced in integers first."""
+    return (turns % period).double() * (2 * math.pi / period)

@@ -1,0 +1,67 @@
+"""What a layer promises to a certificate: a float64 map, its Lipschitz constant, and its own rounding error.
+
+For `apply` as it runs (fl f) and the exact map f that it stands for, with the numbers stored:
+
+    |f(x) - f(y)| <= lipschitz |x - y|      and      |fl f(x) - f(x)| <= gain |x| + offset      for all x, y.
+
+The three numbers are upper bounds. Nothing is promised about how far f is from the layer's float32 forward.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+
+
+@dataclass(frozen=True)
+class ProvedMap:
+    """A float64 map on a batch, with proved Lipschitz constant and rounding error."""
+
+    apply: Callable[[Tensor], Tensor]
+    output_shape: tuple[int, ...]
+    lipschitz: float
+    gain: float = 0.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product inside a layer: upper bounds on the norm of A and of |A|, and the length of its sums."""
+
+    norm: float
+    absolute_norm: float
+    length: int
+
+
+def gain_of_products(products: Sequence[Product]) -> float:
+    """Return g such that computing A_k ... A_1 x in floating point errs by at most g |x|.
+
+    One step computes from an inexact input: e' = norm * e + gamma_length * absolute_norm * (size + e).
+    """
+    size, error = 1.0, 0.0
+    for product in products:
+        error = product.norm * error + gamma(product.length) * product.absolute_norm * (size + error)
+        size = product.norm * size
+    return up(error)
+
+
+def norm_of_products(products: Sequence[Product]) -> float:
+    """Return an upper bound on the norm of A_k ... A_1."""
+    size = 1.0
+    for product in products:
+        size = up(size * product.norm)
+    return size
+
+
+def exact(apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...]) -> ProvedMap:
+    """Return the proved map of an operation that only moves or compares numbers: 1-Lipschitz, nothing rounded."""
+    return ProvedMap(apply, output_shape, lipschitz=1.0)
+
+
+def linear(
+    apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...], products: Sequence[Product], norm: float
+) -> ProvedMap:
+    """Return the proved map of a chain of products whose composition has norm at most `norm`."""
+    return ProvedMap(apply, output_shape, norm, gain=gain_of_products(products), offset=UNDERFLOW)

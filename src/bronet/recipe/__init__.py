@@ -1,0 +1,37 @@
+"""What a run is: frozen, validated, written as text. No tensors and no torch here."""
+
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.catalog import named_recipe, recipe_names
+from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.recipe.schema import (
+    CertifyRecipe,
+    DataRecipe,
+    LossRecipe,
+    OptimRecipe,
+    Recipe,
+    TrainRecipe,
+    parse_budget,
+)
+from bronet.recipe.text import differing_keys, from_text, override, to_text
+
+__all__ = [
+    "DATASETS",
+    "Architecture",
+    "BRONetArchitecture",
+    "CertifyRecipe",
+    "DataRecipe",
+    "DatasetSpec",
+    "LipConvNetArchitecture",
+    "LossRecipe",
+    "OptimRecipe",
+    "Recipe",
+    "TrainRecipe",
+    "dataset_spec",
+    "differing_keys",
+    "from_text",
+    "named_recipe",
+    "override",
+    "parse_budget",
+    "recipe_names",
+    "to_text",
+]

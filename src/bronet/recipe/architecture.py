@@ -1,0 +1,136 @@
+"""Architectures as frozen descriptions: what App. B.2 and B.3 of the paper fix, and nothing else.
+
+A description knows no tensors. `bronet.models` turns one into a network for a given image shape.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from bronet.errors import BronetError
+
+DenseKind = Literal["bro", "cholesky"]
+BackboneKind = Literal["bro", "lipreg"]
+NeckKind = Literal["bro", "cholesky", "l2pool"]
+HeadKind = Literal["lln", "bro"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BRONetArchitecture:
+    """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
+
+    `rank` is n/m of the backbone and of BRO dense layers, a fraction written as text ("1/4").
+    `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet).
+    """
+
+    family: Literal["bronet"] = "bronet"
+    width: int = 512
+    depth: int = 12
+    dense_depth: int = 8
+    dense_width: int = 2048
+    rank: str = "1/4"
+    backbone: BackboneKind = "bro"
+    dense: DenseKind = "bro"
+    neck: NeckKind = "cholesky"
+    neck_patch: int = 4
+    stem_kernel: int = 5
+    stem_stride: int = 2
+    stem_padding: int = 2
+    regularized_depth: int = 0
+    keep_padding: bool = False
+    centring: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("dense_depth", "stem_padding", "regularized_depth"):
+            _at_least(name, getattr(self, name), 0)
+        _even("width", self.width)
+        _even("dense_width", self.dense_width)
+        parse_rank(self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LipConvNetArchitecture:
+    """LipConvNet-depth-width (App. B.2): five stages, each ending in a stride-2 layer that doubles the width.
+
+    `rank` is n/m where a layer keeps its channels; elsewhere n = min(c_in, c_out). `strided_last` places the
+    strided layer at the end of its stage, as the published code does; the text puts it first.
+    """
+
+    family: Literal["lipconvnet"] = "lipconvnet"
+    depth: int = 10
+    width: int = 32
+    rank: str = "1/8"
+    backbone: Literal["bro"] = "bro"
+    activation: Literal["maxmin", "householder1", "householder2"] = "maxmin"
+    head: HeadKind = "lln"
+    strided_last: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("width", self.width, 2)
+        _even("width", self.width)
+        if self.depth < 5 or self.depth % 5 != 0:
+            raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
+        parse_rank(self.rank)
+
+
+Architecture = BRONetArchitecture | LipConvNetArchitecture
+
+
+def parse_rank(text: str) -> Fraction:
+    """Return the rank ratio n/m of a text such as "1/4"; it must lie in (0, 1)."""
+    try:
+        ratio = Fraction(text)
+    except (ValueError, ZeroDivisionError, TypeError):
+        raise BronetError(f'rank must be a fraction such as "1/4", got {text!r}') from None
+    if not 0 < ratio < 1:
+        raise BronetError(f"rank must satisfy 0 < n/m < 1 (n = m makes every layer -I), got {text}")
+    return ratio
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise BronetError(f"{name} must be at least {least}, got {value}")
+
+
+def _even(name: str, value: int) -> None:
+    if value % 2:
+        raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
+
+
+NAMED: dict[str, Architecture] = {
+    # CIFAR (Table 1, App. B.3)
+    "bronet-m": BRONetArchitecture(rank="1/4", dense="bro"),
+    "bronet-l": BRONetArchitecture(rank="1/2", dense="cholesky"),
+    # Tiny-ImageNet (Table 9): BRO in neck and dense layers too
+    "bronet-tiny": BRONetArchitecture(depth=6, dense_depth=4, rank="1/8", dense="bro", neck="bro"),
+    # ImageNet (Table 1): 14 x 14 patches, six Lipschitz-regularised layers, kept padding, l2 pooling
+    "bronet-imagenet": BRONetArchitecture(
+        width=588,
+        depth=8,
+        rank="1/2",
+        dense="cholesky",
+        neck="l2pool",
+        neck_patch=8,
+        stem_kernel=14,
+        stem_stride=14,
+        stem_padding=0,
+        regularized_depth=6,
+        keep_padding=True,
+    ),
+    # LiResNet (the baseline of Tables 1 to 3)
+    "liresnet": BRONetArchitecture(backbone="lipreg", dense="cholesky"),
+    # Table 12's two widths
+    "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
+    "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
+    # Small models for CPUs
+    "bronet-small": BRONetArchitecture(width=64, depth=4, dense_depth=2, dense_width=256),
+    "bronet-digits": BRONetArchitecture(
+        width=32, depth=4, dense_depth=2, dense_width=128, stem_kernel=3, stem_stride=1, stem_padding=1
+    ),
+} | {
+    f"lipconvnet-{depth}-{width}": LipConvNetArchitecture(depth=depth, width=width)
+    for depth in (5, 10, 15, 20)
+    for width in (32, 48, 64)
+}

@@ -1,0 +1,61 @@
+"""Data sets as frozen descriptions: shape of an image, number of classes, scale of a stored pixel.
+
+The data sets of the paper's experiments (Section 5 and App. B) and the embedded digits. A description
+promises nothing about files: `bronet.data` loads some of these sets, and models are built for all of them.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from bronet.errors import BronetError
+
+BYTE_SCALE = 255
+DIGITS_SCALE = 16
+"""Each stored digit pixel counts the ink of a 4 x 4 block, so it lies in 0..16."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What a model and a loader must agree on; the value of a pixel is its stored byte divided by `scale`."""
+
+    name: str
+    channels: int
+    height: int
+    width: int
+    classes: int
+    scale: int = BYTE_SCALE
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "height", "width", "scale"):
+            if getattr(self, name) < 1:
+                raise BronetError(f"{name} of data set {self.name} must be at least 1, got {getattr(self, name)}")
+        if self.scale > BYTE_SCALE:
+            raise BronetError(f"scale of data set {self.name} must be at most {BYTE_SCALE}, got {self.scale}")
+        if self.classes < 2:
+            raise BronetError(f"classes of data set {self.name} must be at least 2, got {self.classes}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        return self.channels, self.height, self.width
+
+
+DATASETS: dict[str, DatasetSpec] = {
+    spec.name: spec
+    for spec in (
+        DatasetSpec("digits", 1, 8, 8, 10, DIGITS_SCALE),
+        DatasetSpec("cifar10", 3, 32, 32, 10),
+        DatasetSpec("cifar100", 3, 32, 32, 100),
+        DatasetSpec("tiny-imagenet", 3, 64, 64, 200),
+        DatasetSpec("imagenet", 3, 224, 224, 1000),
+    )
+}
+
+
+def dataset_spec(name: str) -> DatasetSpec:
+    """Return the description of a known data set; an unknown name raises and suggests the nearest one."""
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}{hint}")

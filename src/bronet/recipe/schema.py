@@ -1,0 +1,205 @@
+"""A run, described: data, model, loss, optimiser, training and certification (App. B.5 of the paper).
+
+A recipe is frozen and validated when it is made; an invalid one cannot exist. It knows no tensors.
+Perturbation budgets are text fractions ("36/255"), so that a recipe file says exactly what the paper says.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+from bronet.errors import BronetError
+from bronet.recipe.architecture import Architecture
+from bronet.recipe.dataset import dataset_spec
+
+LossName = Literal["la", "ce", "ce+cr"]
+PenalisedQuantity = Literal["radius", "margin"]
+OptimizerName = Literal["nadam", "sgd"]
+ScheduleName = Literal["cosine", "milestones"]
+Precision = Literal["float32", "bf16"]
+
+# An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
+BUDGET_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
+SEED_LIMIT = 2**63  # what a torch generator accepts
+
+
+def parse_budget(text: str, *, name: str = "budget") -> float:
+    """Return the perturbation budget of a text such as "36/255" or "0.5"; it must be a finite number >= 0."""
+    if not isinstance(text, str) or not BUDGET_TEXT.fullmatch(text):
+        raise BronetError(f'{name} must be a number or fraction as text, such as "36/255", got {text!r}')
+    numerator, _, denominator = text.partition("/")
+    if denominator and int(denominator) == 0:
+        raise BronetError(f"{name} must not divide by zero, got {text!r}")
+    return float(Fraction(numerator) / int(denominator or 1))
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise BronetError(f"{name} must be at least {least}, got {value}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise BronetError(f"{name} must be positive and finite, got {value}")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise BronetError(f"{name} must be at least 0 and finite, got {value}")
+
+
+def _fraction_of_one(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise BronetError(f"{name} must lie in [0, 1], got {value}")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BronetError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """The data set and its augmentation; `held_out` training images are kept for tuning."""
+
+    name: str
+    crop_padding: int = 0
+    flip: bool = False
+    randaugment_probability: float = 0.0
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        dataset_spec(self.name)
+        _at_least("data.crop_padding", self.crop_padding, 0)
+        _at_least("data.held_out", self.held_out, 0)
+        _fraction_of_one("data.randaugment_probability", self.randaugment_probability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRecipe:
+    """LA (temperature T, offset xi, annealing beta), cross-entropy, or cross-entropy with CR (weight gamma).
+
+    `cr` names what CR penalises: the certified radius in pixel space (the published code) or the logit margin
+    (the text). `scale` multiplies the loss. With `emma` the loss sees EMMA-adjusted logits, whose budget
+    grows linearly from `emma_start_eps` to `emma_eps` over the first `emma_ramp` of training.
+    """
+
+    name: LossName = "la"
+    temperature: float = 0.75
+    offset: float = 2.0
+    beta: float = 5.0
+    gamma: float = 0.5
+    cr: PenalisedQuantity = "radius"
+    scale: float = 1.0
+    emma: bool = False
+    emma_eps: str = "108/255"
+    emma_start_eps: str = "3.6/255"
+    emma_ramp: float = 0.5
+
+    def __post_init__(self) -> None:
+        _one_of("loss.name", self.name, get_args(LossName))
+        _one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
+        _positive("loss.temperature", self.temperature)
+        _positive("loss.scale", self.scale)
+        for name in ("offset", "beta", "gamma"):
+            _not_negative(f"loss.{name}", getattr(self, name))
+        _fraction_of_one("loss.emma_ramp", self.emma_ramp)
+        target = parse_budget(self.emma_eps, name="loss.emma_eps")
+        start = parse_budget(self.emma_start_eps, name="loss.emma_start_eps")
+        if start > target:
+            raise BronetError(
+                f"loss.emma_start_eps must be at most loss.emma_eps = {self.emma_eps}, got {self.emma_start_eps}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimRecipe:
+    """The optimiser, Lookahead around it, gradient clipping and the learning rate over time.
+
+    `weight_decay` is coupled: it is added to the gradient as an L2 term. `clip_norm` None turns clipping off
+    and `lookahead_steps` 0 turns Lookahead off. `warmup_epochs` belongs to the cosine schedule, `milestones`
+    (epochs at which the rate is multiplied by `milestone_factor`) to the other one.
+    """
+
+    name: OptimizerName = "nadam"
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    clip_norm: float | None = 3.0
+    lookahead_steps: int = 6
+    lookahead_alpha: float = 0.5
+    schedule: ScheduleName = "cosine"
+    warmup_epochs: int = 0
+    milestones: tuple[int, ...] = ()
+    milestone_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _one_of("optim.name", self.name, get_args(OptimizerName))
+        _one_of("optim.schedule", self.schedule, get_args(ScheduleName))
+        _positive("optim.lr", self.lr)
+        _not_negative("optim.weight_decay", self.weight_decay)
+        _fraction_of_one("optim.momentum", self.momentum)
+        if self.clip_norm is not None:
+            _positive("optim.clip_norm", self.clip_norm)
+        _at_least("optim.lookahead_steps", self.lookahead_steps, 0)
+        _fraction_of_one("optim.lookahead_alpha", self.lookahead_alpha)
+        _at_least("optim.warmup_epochs", self.warmup_epochs, 0)
+        _fraction_of_one("optim.milestone_factor", self.milestone_factor)
+        if list(self.milestones) != sorted(set(self.milestones)) or min(self.milestones, default=1) < 1:
+            raise BronetError(f"optim.milestones must be growing epochs from 1 upwards, got {list(self.milestones)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """How long and how precisely; power iterations per step, and epochs between checkpoints."""
+
+    epochs: int
+    batch_size: int
+    seed: int = 0
+    precision: Precision = "float32"
+    power_iterations: int = 10
+    checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        _one_of("train.precision", self.precision, get_args(Precision))
+        for name in ("epochs", "batch_size", "power_iterations", "checkpoint_every"):
+            _at_least(f"train.{name}", getattr(self, name), 1)
+        if not 0 <= self.seed < SEED_LIMIT:
+            raise BronetError(f"train.seed must satisfy 0 <= seed < 2^63, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyRecipe:
+    """The budgets at which certified accuracy is reported; training logs the first one."""
+
+    eps: tuple[str, ...] = ("36/255", "72/255", "108/255")
+
+    def __post_init__(self) -> None:
+        if not self.eps:
+            raise BronetError('certify.eps must name at least one budget such as "36/255", got an empty list')
+        for text in self.eps:
+            parse_budget(text, name="certify.eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that determines a run, except the machine it runs on."""
+
+    name: str
+    data: DataRecipe
+    model: Architecture
+    loss: LossRecipe
+    optim: OptimRecipe
+    train: TrainRecipe
+    certify: CertifyRecipe = CertifyRecipe()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable():
+            raise BronetError(f"name must be printable text of at least one letter, got {self.name!r}")
+        if self.optim.schedule == "cosine" and self.optim.warmup_epochs > self.train.epochs:
+            raise BronetError(
+                f"optim.warmup_epochs must be at most train.epochs = {self.train.epochs}, "
+                f"got {self.optim.warmup_epochs}: lower it too"
+            )

@@ -1,0 +1,168 @@
+"""Certified accuracy over the radius (Fig. 3), as an exact step function of the rows.
+
+At radius r the curve is the share of images that are correct with a radius larger than r: it falls by one image at
+each radius. Nothing is smoothed or sampled.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from bronet.certify.rows import Row
+from bronet.errors import BronetError
+from bronet.recipe.schema import parse_budget
+
+SIZE_INCHES = (7.2, 4.2)
+DOTS_PER_INCH = 200
+RIGHT_MARGIN = 1.05
+TRUETYPE = 42
+"""PDF font type whose text can be searched and edited."""
+UNIT_RADIUS = 1.0
+"""Width of the plot when no image has a positive finite radius."""
+
+
+class Theme(NamedTuple):
+    """Colours of a plot: ink, quiet ink for marks and grid, paper, and one colour per run."""
+
+    ink: str
+    quiet: str
+    grid: str
+    paper: str
+    runs: tuple[str, ...]
+
+
+LIGHT = Theme("#1c2430", "#667085", "#e6e9ee", "#ffffff", ("#2458c7", "#c2410c", "#0f7b5f", "#7a3fb5", "#a3174f"))
+DARK = Theme("#e8ebf0", "#9aa4b5", "#2c3442", "#161b24", ("#7fa8ff", "#ff9d66", "#4fd1a8", "#c99bff", "#ff86b3"))
+
+
+class Curve(NamedTuple):
+    """Corners of a right-continuous step function: `accuracy[i]` holds from `radius[i]` to the next."""
+
+    radius: Float[np.ndarray, "n"]
+    accuracy: Float[np.ndarray, "n"]
+
+
+def certified_curve(rows: Sequence[Row]) -> Curve:
+    """Return certified accuracy as a function of the radius, from radius 0 on."""
+    if not rows:
+        raise BronetError("rows must hold at least one image, got none; certify first")
+    radii = np.array([row.radius for row in rows if row.correct], dtype=np.float64)
+    corners = np.unique(np.append(radii[np.isfinite(radii)], 0.0))
+    beyond = radii.size - np.searchsorted(np.sort(radii), corners, side="right")
+    return Curve(corners, beyond / len(rows))
+
+
+def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
+    """Return a figure of the curves of all runs, with a mark at each eps ("36/255", ...)."""
+    curves = {name: certified_curve(rows) for name, rows in runs.items()}
+    budgets = {text: parse_budget(text, name="eps") for text in eps}
+    reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
+    reach = reach * RIGHT_MARGIN or UNIT_RADIUS
+    with rc_context(_style(theme)):
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        _draw_frame(axes, reach, theme)
+        _draw_marks(axes, budgets, theme)
+        for number, (name, curve) in enumerate(curves.items()):
+            color = theme.runs[number % len(theme.runs)]
+            _draw_run(axes, curve, reach, color, fill=len(curves) == 1)
+            if len(curves) == 1:
+                _label_values(axes, curve, budgets, color, theme)
+            else:
+                _label_run(axes, name, curve, color, theme, stagger=number / len(curves))
+    return figure
+
+
+def figure_bytes(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+    """Return the figure as the bytes of a file; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"CreationDate": None}
+    with rc_context({"pdf.fonttype": TRUETYPE}):
+        figure.savefig(buffer, format=kind, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor(), metadata=metadata)
+    return buffer.getvalue()
+
+
+def _style(theme: Theme) -> Any:
+    """Return the matplotlib settings of a plot; the type of their keys differs between its versions."""
+    return {
+        "font.family": "sans-serif",
+        "font.size": 11,
+        "axes.edgecolor": theme.quiet,
+        "axes.labelcolor": theme.ink,
+        "axes.titlecolor": theme.ink,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": theme.quiet,
+        "ytick.color": theme.quiet,
+        "xtick.labelcolor": theme.ink,
+        "ytick.labelcolor": theme.ink,
+        "text.color": theme.ink,
+        "figure.facecolor": theme.paper,
+        "axes.facecolor": theme.paper,
+        "text.parse_math": False,  # a run may be named with dollars
+    }
+
+
+def _draw_frame(axes: Axes, reach: float, theme: Theme) -> None:
+    axes.set(xlim=(0, reach), ylim=(0, 1.12), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
+    axes.set_yticks(np.linspace(0, 1, 6))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
+    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=3)
+
+
+def _draw_marks(axes: Axes, budgets: Mapping[str, float], theme: Theme) -> None:
+    for text, value in budgets.items():
+        axes.vlines(value, 0, 1.03, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.text(value, 1.045, f"ε = {text}", ha="center", va="bottom", fontsize=9.5, color=theme.quiet)
+
+
+def _draw_run(axes: Axes, curve: Curve, reach: float, color: str, *, fill: bool) -> None:
+    radius, accuracy = np.append(curve.radius, reach), np.append(curve.accuracy, curve.accuracy[-1])
+    axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter")
+    if fill:
+        axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.10, linewidth=0)
+
+
+def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str, theme: Theme) -> None:
+    """Write the certified accuracy next to the curve at each mark."""
+    for value in budgets.values():
+        height = _height(curve, value)
+        axes.plot(value, height, "o", color=color, markersize=5.5, markeredgecolor=theme.paper, clip_on=False)
+        axes.annotate(
+            f"{100 * height:.1f} %",
+            (value, height),
+            xytext=(7, 5),
+            textcoords="offset points",
+            fontsize=10.5,
+            fontweight="bold",
+            color=color,
+        )
+
+
+def _label_run(axes: Axes, name: str, curve: Curve, color: str, theme: Theme, *, stagger: float) -> None:
+    """Write the name of a run along its curve, each run at another height so that names stay apart."""
+    target = curve.accuracy[0] * (0.8 - 0.6 * stagger)
+    place = float(curve.radius[np.argmax(curve.accuracy <= target)])
+    axes.annotate(
+        name,
+        (place, _height(curve, place)),
+        xytext=(8, 4),
+        textcoords="offset points",
+        fontweight="bold",
+        color=color,
+        bbox={"facecolor": theme.paper, "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+    )
+
+
+def _height(curve: Curve, radius: float) -> float:
+    """Return the value of the step function at a radius."""
+    return float(curve.accuracy[np.searchsorted(curve.radius, radius, side="right") - 1])

@@ -1,0 +1,169 @@
+"""What a report may look at: the files of one run folder, read and checked.
+
+Nothing is recomputed from weights or images here. `record.json` and `log.jsonl` are optional, because weights may
+come from elsewhere; the recipe and the two files of the certificate are not.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from bronet.certify.rows import Row, read_rows
+from bronet.errors import BronetError
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBound:
+    """The proved Lipschitz bound of one layer, and how much of its input's norm its rounding can add."""
+
+    name: str
+    kind: str
+    lipschitz: float
+    rounding_gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """The content of certificate.json."""
+
+    data: str
+    split: str
+    images: int
+    eps: tuple[str, ...]
+    lipschitz: float
+    layers: tuple[LayerBound, ...]
+    rounding_worst: float
+    precision: str
+    seconds: float
+    command: str
+    weights_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One run, as its folder tells it; `record` and the lines of `log` are empty where there is no such file."""
+
+    name: str
+    rows: tuple[Row, ...]
+    certificate: Certificate
+    recipe: str
+    record: Json
+    log: tuple[Json, ...]
+
+
+def read_evidence(run_dir: Path) -> Evidence:
+    """Return the evidence of a run folder; raise `BronetError` where files are missing or contradict each other."""
+    certificate = _read_certificate(run_dir / "certificate.json")
+    rows = read_rows(run_dir / "certificate.csv")
+    if not rows or len(rows) != certificate.images:
+        raise BronetError(
+            f"{run_dir / 'certificate.csv'} must have one row for each of the {certificate.images} images of "
+            f"certificate.json and at least one, got {len(rows)}; certify again"
+        )
+    return Evidence(
+        name=run_dir.resolve().name,
+        rows=tuple(rows),
+        certificate=certificate,
+        recipe=_read_text(run_dir / "recipe.yaml"),
+        record=_read_object(run_dir / "record.json", optional=True),
+        log=_read_log(run_dir / "log.jsonl"),
+    )
+
+
+def _read_certificate(path: Path) -> Certificate:
+    content = _Fields(path, "", _read_object(path))
+    layers = (_Fields(path, f"layers[{number}].", entry) for number, entry in enumerate(content.objects("layers")))
+    return Certificate(
+        data=content.text("data"),
+        split=content.text("split"),
+        images=int(content.number("images")),
+        eps=content.texts("eps"),
+        lipschitz=content.number("lipschitz"),
+        layers=tuple(
+            LayerBound(
+                name=layer.text("name"),
+                kind=layer.text("kind"),
+                lipschitz=layer.number("lipschitz"),
+                rounding_gain=layer.number("rounding_gain"),
+            )
+            for layer in layers
+        ),
+        rounding_worst=_Fields(path, "rounding.", content.value("rounding")).number("worst"),
+        precision=content.text("precision"),
+        seconds=content.number("seconds"),
+        command=content.text("command"),
+        weights_sha256=content.text("weights_sha256"),
+    )
+
+
+class _Fields:
+    """Reads the values of a JSON object, and names file and key of one that is not what it should be."""
+
+    def __init__(self, path: Path, prefix: str, content: object) -> None:
+        if not isinstance(content, dict):
+            raise BronetError(f"{path}: {prefix.rstrip('.')} must be an object, got {content!r}; certify again")
+        self.path, self.prefix, self.content = path, prefix, content
+
+    def value(self, key: str) -> object:
+        if key not in self.content:
+            raise BronetError(f"{self.path}: {self.prefix}{key} is missing; certify again")
+        return self.content[key]
+
+    def number(self, key: str) -> float:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise self._wrong(key, "a number", value)
+        return float(value)
+
+    def text(self, key: str) -> str:
+        value = self.value(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text", value)
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.value(key)
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self._wrong(key, 'a list of texts such as "36/255"', value)
+        return tuple(value)
+
+    def objects(self, key: str) -> list[object]:
+        value = self.value(key)
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list", value)
+        return value
+
+    def _wrong(self, key: str, wanted: str, value: object) -> BronetError:
+        return BronetError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {value!r}; certify again")
+
+
+def _read_object(path: Path, *, optional: bool = False) -> Json:
+    if optional and not path.exists():
+        return {}
+    return _parse_object(path, _read_text(path))
+
+
+def _read_log(path: Path) -> tuple[Json, ...]:
+    if not path.exists():
+        return ()
+    return tuple(_parse_object(path, line) for line in _read_text(path).splitlines() if line.strip())
+
+
+def _parse_object(path: Path, text: str) -> Json:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BronetError(f"{path} must be JSON, but {error}") from None
+    if not isinstance(content, dict):
+        raise BronetError(f"{path} must hold JSON objects, got {type(content).__name__}")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BronetError(f"cannot read {path}: {error}; train and certify this run first") from None

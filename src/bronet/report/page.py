@@ -1,0 +1,120 @@
+"""The report of one run as a single HTML page: readable offline, printable, light or dark with the reader's system.
+
+It loads nothing: style and pictures are inside, there is no script, and everything that comes from a file of the run
+is escaped.
+"""
+
+import base64
+import json
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from bronet.report.table import Summary, bound_text, number_text, percent
+
+IDEA = (
+    "A Lipschitz network cannot change its mind quickly: when the pixels move by a distance r, the gap between two of "
+    "its outputs moves by at most r times a bound that is known.",
+    "An image whose best output leads by a margin therefore keeps its class inside a ball around it. "
+    "Every certified number below counts such proofs; no attack, however clever, can lower it.",
+)
+
+
+def build_page(summary: Summary, *, light: bytes, dark: bytes) -> str:
+    """Return the page; `light` and `dark` are the same curve as PNG files in two themes."""
+    evidence, certificate = summary.evidence, summary.evidence.certificate
+    template = Template(files("bronet.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        name=escape(evidence.name),
+        subtitle=escape(f"{certificate.data}, {certificate.split} split, {certificate.images:,} images"),
+        idea="".join(f"<p>{escape(line)}</p>" for line in IDEA),
+        tiles=_tiles(summary),
+        light=base64.b64encode(light).decode(),
+        dark=base64.b64encode(dark).decode(),
+        caption=escape(_caption(summary)),
+        distribution=_distribution(summary),
+        layers=_layers(summary),
+        total=escape(bound_text(certificate.lipschitz)),
+        proof=escape(_proof(summary)),
+        recipe=escape(evidence.recipe),
+        training=_training(summary),
+        commands=escape(_commands(summary)),
+        facts=_facts(summary),
+    )
+
+
+def _tiles(summary: Summary) -> str:
+    statistics = summary.statistics
+    tiles = [("clean accuracy", percent(statistics.clean_accuracy))]
+    tiles += [(f"certified at ε = {entry.text}", percent(entry.accuracy)) for entry in statistics.certified]
+    tiles += [("median radius", number_text(statistics.radius.median))]
+    return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in tiles)
+
+
+def _caption(summary: Summary) -> str:
+    return (
+        f"Share of the {summary.statistics.images:,} images whose class is correct and proved constant within the "
+        "radius. Each step is one image."
+    )
+
+
+def _distribution(summary: Summary) -> str:
+    statistics = summary.statistics
+    cells = [f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius)]
+    headings = ("correct images", "median radius", "variance", "skewness")
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    return f"<tr>{head}</tr><tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _layers(summary: Summary) -> str:
+    return "".join(
+        f"<tr><td><code>{escape(layer.name)}</code></td><td>{escape(layer.kind)}</td>"
+        f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1e}</td></tr>"
+        for layer in summary.evidence.certificate.layers
+    )
+
+
+def _proof(summary: Summary) -> str:
+    certificate = summary.evidence.certificate
+    return (
+        f"Computed in {certificate.precision} in {certificate.seconds:.1f} s. The rounding of the program itself is "
+        f"counted: at most {certificate.rounding_worst:.1e} is taken from a margin for it."
+    )
+
+
+def _training(summary: Summary) -> str:
+    """Return one sentence about training, from the last line of the log; nothing without a log."""
+    log = summary.evidence.log
+    if not log:
+        return ""
+    last = ", ".join(f"{key} {_plain(value)}" for key, value in log[-1].items())
+    return f"<p>{len(log)} epochs logged; the last one says: {escape(last)}.</p>"
+
+
+def _commands(summary: Summary) -> str:
+    evidence = summary.evidence
+    trained = evidence.record.get("command")
+    lines = [*([str(trained)] if trained else []), evidence.certificate.command, f"bronet report {evidence.name}"]
+    return "\n".join(lines)
+
+
+def _facts(summary: Summary) -> str:
+    evidence = summary.evidence
+    facts = {**evidence.record, "weights (SHA-256)": evidence.certificate.weights_sha256}
+    facts.pop("command", None)
+    return "".join(f"<tr><th>{escape(key)}</th><td>{escape(_plain(value))}</td></tr>" for key, value in facts.items())
+
+
+def _plain(value: object) -> str:
+    """Return a JSON value as text for a reader."""
+    match value:
+        case str():
+            return value
+        case float():
+            return f"{value:.6g}"
+        case dict():
+            return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+        case None:
+            return "unknown"
+        case _:
+            return json.dumps(value)

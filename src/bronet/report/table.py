@@ -1,0 +1,139 @@
+"""Tables of runs: for the terminal, as Markdown, JSON and CSV; one line per run.
+
+All four are drawn from the same cells. Accuracies are percentages with one decimal; JSON and CSV keep every digit.
+An upper bound is never printed smaller than it is.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+
+from rich.table import Table
+from rich.text import Text
+
+from bronet.recipe.schema import parse_budget
+from bronet.report.evidence import Evidence, Json
+from bronet.report.statistics import Statistics, compute_statistics
+
+ABSENT = "–"
+BOUND_DIGITS = 7
+EXCESS_DIGITS = 2
+NEARLY_ONE = 1e-6
+"""A bound this close above 1 is shown as 1 plus its excess."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The line of one run."""
+
+    evidence: Evidence
+    statistics: Statistics
+
+
+def summarize(evidence: Evidence) -> Summary:
+    """Return the statistics of a run next to its evidence."""
+    return Summary(evidence=evidence, statistics=compute_statistics(evidence.rows, evidence.certificate.eps))
+
+
+def terminal_table(summaries: Sequence[Summary]) -> Table:
+    """Return a table for a rich console."""
+    table = Table(title="Certified accuracy: a proof for every image that counts", title_justify="left")
+    header, *lines = _cells(summaries)
+    for number, heading in enumerate(header):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+def markdown_table(summaries: Sequence[Summary]) -> str:
+    """Return a GitHub-flavoured Markdown table."""
+    header, *lines = ([cell.replace("|", "\\|") for cell in line] for line in _cells(summaries))
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ruler, *lines))
+
+
+def csv_table(summaries: Sequence[Summary]) -> str:
+    """Return the numbers of the table with all their digits, one line per run and radius."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "images", "clean_accuracy", "eps", "certified_accuracy", "median_radius", "lipschitz"])
+    for summary in summaries:
+        statistics, certificate = summary.statistics, summary.evidence.certificate
+        for entry in statistics.certified:
+            numbers = (statistics.clean_accuracy, entry.accuracy, statistics.radius.median, certificate.lipschitz)
+            clean, certified, median, lipschitz = (repr(number) for number in numbers)
+            name = summary.evidence.name
+            writer.writerow([name, statistics.images, clean, entry.text, certified, median, lipschitz])
+    return text.getvalue()
+
+
+def json_summary(summary: Summary) -> str:
+    """Return what the report says about one run, for programs; numbers that do not exist are null."""
+    certificate, statistics = summary.evidence.certificate, summary.statistics
+    content: Json = {
+        "run": summary.evidence.name,
+        "data": certificate.data,
+        "split": certificate.split,
+        "images": statistics.images,
+        "correct": statistics.correct,
+        "clean_accuracy": statistics.clean_accuracy,
+        "certified_accuracy": {entry.text: entry.accuracy for entry in statistics.certified},
+        "radius": {name: _finite(value) for name, value in statistics.radius._asdict().items()},
+        "lipschitz": _finite(certificate.lipschitz),
+        "rounding_worst": _finite(certificate.rounding_worst),
+        "precision": certificate.precision,
+        "certify_seconds": _finite(certificate.seconds),
+        "certify_command": certificate.command,
+        "weights_sha256": certificate.weights_sha256,
+        "record": summary.evidence.record,
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def number_text(value: float) -> str:
+    """Return a measured number with four decimals, or a dash where it does not exist."""
+    return ABSENT if math.isnan(value) else f"{value:.4f}"
+
+
+def bound_text(value: float) -> str:
+    """Return an upper bound in a few digits, rounded up; just above 1 as "1 + excess"."""
+    if not math.isfinite(value):
+        return str(value)
+    excess = Decimal(value) - 1
+    if 0 < excess < NEARLY_ONE:
+        return f"1 + {Context(prec=EXCESS_DIGITS, rounding=ROUND_CEILING).plus(excess):.1e}"
+    return f"{Context(prec=BOUND_DIGITS, rounding=ROUND_CEILING).plus(Decimal(value)).normalize():f}"
+
+
+def _cells(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return header and lines as texts; the radii of all runs share the columns, in increasing order."""
+    radii = sorted({entry.text for summary in summaries for entry in summary.statistics.certified}, key=parse_budget)
+    table = [["run", "images", "clean", *(f"ε = {text}" for text in radii), "median radius", "Lipschitz bound"]]
+    for summary in summaries:
+        statistics = summary.statistics
+        certified = {entry.text: percent(entry.accuracy) for entry in statistics.certified}
+        table.append(
+            [
+                summary.evidence.name,
+                str(statistics.images),
+                percent(statistics.clean_accuracy),
+                *(certified.get(text, ABSENT) for text in radii),
+                number_text(statistics.radius.median),
+                bound_text(summary.evidence.certificate.lipschitz),
+            ]
+        )
+    return table
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,53 @@
+"""Files that are either the old one or the new one, whole, whatever happens in between.
+
+The new content goes to a temporary file in the same folder, is flushed to the disk, and then takes the name.
+A full disk, a crash or a lost power supply leaves the previous file as it was.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from bronet.errors import BronetError
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then move it to `path`; on failure nothing is left behind.
+
+    Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            write(temporary)
+            _flush(temporary, os.O_RDWR)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _flush(path.parent, os.O_RDONLY)
+    except (OSError, SafetensorError) as error:
+        # safetensors reports the system's errors as its own.
+        raise BronetError(
+            f"could not write {path} ({error}); what was there before is unchanged: "
+            "free some space and try again"
+        ) from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a whole UTF-8 text file atomically."""
+    replace_file(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _flush(path: Path, flags: int) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Lookahead (Zhang et al., 2019) around a torch optimiser, as App. B.5 trains BRONet.
+
+Every `steps` steps the slow weights move the share `alpha` towards the fast ones, and the fast weights
+restart from there. The inner optimiser's momentum is kept, as in the published code. The model always holds
+the fast weights.
+"""
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bronet.errors import BronetError
+
+
+class Lookahead:
+    """An optimiser with slow weights; `steps` = 0 is the inner optimiser alone, and keeps no slow weights."""
+
+    def __init__(self, optimizer: Optimizer, *, steps: int = 6, alpha: float = 0.5) -> None:
+        if steps < 0:
+            raise BronetError(f"Lookahead's steps must be at least 0, got {steps}")
+        if not 0 <= alpha <= 1:
+            raise BronetError(f"Lookahead's alpha must lie in [0, 1], got {alpha}")
+        self.optimizer = optimizer
+        self.steps = steps
+        self.alpha = alpha
+        self.steps_taken = 0
+        self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.slow: list[Tensor] = [p.detach().clone() for p in self.parameters] if steps else []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one step of the inner optimiser, and after every `steps` of them one of the slow weights."""
+        self.optimizer.step()
+        self.steps_taken += 1
+        if self.steps and self.steps_taken % self.steps == 0:
+            torch._foreach_lerp_(self.slow, self.parameters, self.alpha)
+            torch._foreach_copy_(self.parameters, self.slow)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next step on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the whole state as named tensors: the inner state of each parameter, then the slow weights.
+
+        The number of steps taken is not among them: it is the training step, which a checkpoint stores.
+        """
+        state = {
+            f"state.{index}.{key}": value
+            for index, parameter in enumerate(self.parameters)
+            for key, value in self.optimizer.state[parameter].items()
+            if value is not None  # SGD without momentum
+        }
+        return state | {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
+
+    def load_tensors(self, tensors: dict[str, Tensor], *, steps_taken: int) -> None:
+        """Restore what `tensors` returned. Nothing changes if a name or a shape does not fit.
+
+        Numbers per parameter (NAdam's step counter) stay on the CPU, where the optimiser reads them without
+        waiting for the device.
+        """
+        slow = {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "slow" and name in slow and tensor.shape == slow[name].shape:
+                continue
+            index, _, key = rest.partition(".")
+            if kind != "state" or not index.isdecimal() or not int(index) < len(self.parameters):
+                raise BronetError(f"optimiser state {name} does not belong to this optimiser")
+            parameter = self.parameters[int(index)]
+            if tensor.ndim and tensor.shape != parameter.shape:
+                raise BronetError(
+                    f"optimiser state {name} must have shape {tuple(parameter.shape)}, "
+                    f"got {tuple(tensor.shape)}"
+                )
+            device = parameter.device if tensor.ndim else torch.device("cpu")
+            state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)
+        if missing := slow.keys() - tensors.keys():
+            raise BronetError(f"optimiser state {min(missing)} is missing: was Lookahead off in that run?")
+        for name, target in slow.items():
+            target.copy_(tensors[name])
+        self.optimizer.state.clear()
+        self.optimizer.state.update(state)
+        self.steps_taken = steps_taken

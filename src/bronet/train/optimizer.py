@@ -1,0 +1,35 @@
+"""The optimisers of the paper: NAdam for BRONet, SGD with momentum for LipConvNet (App. B.5).
+
+Weight decay is coupled (an L2 term in the gradient) in both. All parameters are treated alike.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from bronet.recipe.schema import OptimRecipe
+from bronet.train.lookahead import Lookahead
+
+
+def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Lookahead:
+    """Return the recipe's optimiser inside Lookahead; its learning rate is set anew in every step."""
+    inner: Optimizer
+    if recipe.name == "nadam":
+        inner = torch.optim.NAdam(
+            parameters,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            decoupled_weight_decay=False,
+            foreach=True,
+        )
+    else:
+        inner = torch.optim.SGD(
+            parameters,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            foreach=True,
+        )
+    return Lookahead(inner, steps=recipe.lookahead_steps, alpha=recipe.lookahead_alpha)

@@ -1,0 +1,134 @@
+"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, or nothing.
+
+Display only: nothing here changes a run.
+"""
+
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bronet.train.tally import Summary
+
+CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
+
+
+class Display(Protocol):
+    """Shown between entering and leaving it as a context."""
+
+    def __enter__(self) -> "Display": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
+        """Show the state after `step` steps."""
+
+    def epoch(self, line: str) -> None:
+        """Show the line of a finished epoch."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
+        """Show nothing."""
+
+    def epoch(self, line: str) -> None:
+        """Show nothing."""
+
+
+class PlainLines(Silent):
+    """One line per epoch, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def epoch(self, line: str) -> None:
+        """Print the line as it is."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveBar:
+    """A progress bar over all steps with loss, accuracies, images per second and the time left."""
+
+    def __init__(self, console: Console, *, total_steps: int, first_step: int) -> None:
+        self.bar = Bar(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
+
+    def __enter__(self) -> "LiveBar":
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
+        """Move the bar and refresh its numbers."""
+        numbers = f"{describe(summary)}  {images_per_second:,.0f} img/s"
+        self.bar.update(self.task, completed=step, numbers=numbers)
+
+    def epoch(self, line: str) -> None:
+        """The bar already shows what the line says."""
+
+
+def display_for(console: Console, *, enabled: bool, total_steps: int, first_step: int) -> Display:
+    """Return the display that suits where the output goes."""
+    if not enabled:
+        return Silent()
+    if console.is_terminal:
+        return LiveBar(console, total_steps=total_steps, first_step=first_step)
+    return PlainLines(console)
+
+
+def describe(summary: Summary) -> str:
+    """Return loss, accuracy and estimated certified accuracy in a few words."""
+    accuracy, certified = summary.accuracy, summary.certified_accuracy
+    return f"loss {summary.loss:.4f}  accuracy {accuracy:.1%}  certified {certified:.1%}"
+
+
+class Stopwatch:
+    """Seconds of work so far, in this process and in the ones it resumes."""
+
+    def __init__(self, seconds_before: float = 0.0) -> None:
+        self.start = time.perf_counter() - seconds_before
+
+    def seconds(self) -> float:
+        """Return the seconds since the run began, pauses between processes not counted."""
+        return time.perf_counter() - self.start
+
+
+class Pace:
+    """Images per second since this was made; `images` counts those trained on since."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
+        self.began = watch.seconds()
+        self.images = 0
+
+    def speed(self) -> float:
+        """Return the images per second so far."""
+        return self.images / max(self.watch.seconds() - self.began, CLOCK_TICK)

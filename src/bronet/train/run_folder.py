@@ -1,0 +1,191 @@
+"""The folder of a run: its recipe, its log, its state and the record of how it was made.
+
+The layout is that of docs/architecture.md; later stages add their own files. A folder that holds a run is
+never overwritten by accident, and a folder that holds anything else is never touched.
+"""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bronet.__about__ import __version__
+from bronet.errors import BronetError
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import from_text, to_text
+from bronet.train.atomic import replace_text
+
+GIT_SECONDS = 5
+ARTEFACTS = (
+    "recipe.yaml",
+    "log.jsonl",
+    "checkpoint.safetensors",
+    "model.safetensors",
+    "record.json",
+    "certificate.csv",
+    "certificate.json",
+)
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of the files of a run. Making one touches nothing; see `create_run` and `open_run`."""
+
+    path: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        """The whole recipe, every default written out."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def log(self) -> Path:
+        """One JSON line per epoch."""
+        return self.path / "log.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The training state."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        """The final weights; present only when training has ended."""
+        return self.path / "model.safetensors"
+
+    @property
+    def record(self) -> Path:
+        """Command, commit, seed, device, versions and time."""
+        return self.path / "record.json"
+
+    @property
+    def report(self) -> Path:
+        """The folder of tables, curves and the page."""
+        return self.path / "report"
+
+    def recipe(self) -> Recipe:
+        """Read the recipe of this run."""
+        try:
+            return from_text(self.recipe_file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BronetError(
+                f"could not read {self.recipe_file} ({error}); give the folder of a run"
+            ) from None
+
+    def append_log(self, entry: Json) -> None:
+        """Add one line to the log and wait until it is on the disk."""
+        try:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise BronetError(f"could not write {self.log} ({error}); free some space and resume") from None
+
+    def truncate_log(self, epochs: int) -> None:
+        """Keep the lines of the first `epochs` epochs: a checkpoint may be older than the log."""
+        lines = self.log.read_text(encoding="utf-8").splitlines(keepends=True) if self.log.exists() else []
+        replace_text(self.log, "".join(lines[:epochs]))
+
+    def write_record(self, entry: Json) -> None:
+        """Write the record, replacing an earlier one."""
+        replace_text(self.record, json.dumps(entry, indent=2) + "\n")
+
+
+def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFolder:
+    """Return a new run folder that holds the recipe.
+
+    A folder with a run in it is refused unless `overwrite` is set, which removes the files of that run and no
+    others; a folder with anything else in it is always refused.
+    """
+    run = RunFolder(path)
+    if path.exists() and not path.is_dir():
+        raise BronetError(f"run folder {path} must be a folder, got a file; choose another name")
+    if run.recipe_file.exists():
+        if not overwrite:
+            raise BronetError(
+                f"run folder {path} already holds a run; resume it, overwrite it or choose another"
+            )
+        _remove_artefacts(run)
+    elif path.exists() and any(path.iterdir()):
+        raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BronetError(f"could not make run folder {path} ({error}); choose another") from None
+    replace_text(run.recipe_file, to_text(recipe))
+    return run
+
+
+def open_run(path: Path) -> RunFolder:
+    """Return the folder of an existing run."""
+    run = RunFolder(path)
+    if not run.recipe_file.is_file():
+        raise BronetError(f"{path} must be the folder of a run, but it has no recipe.yaml; train one first")
+    return run
+
+
+def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -> Json:
+    """Return what a record says besides times: command, commit, seed, device and versions."""
+    on_gpu = device.type == "cuda"
+    return {
+        "recipe": recipe.name,
+        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": source_commit(),
+        "seed": recipe.train.seed,
+        "precision": recipe.train.precision,
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "bronet": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def source_commit() -> str | None:
+    """Return the git commit this package runs from, with "+changes" if it was edited; None when unknown.
+
+    An installed copy has no commit, even inside another repository: the source file must be tracked.
+    """
+    here = Path(__file__)
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if commit and changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _remove_artefacts(run: RunFolder) -> None:
+    for name in ARTEFACTS:
+        (run.path / name).unlink(missing_ok=True)
+    if run.report.is_dir():
+        shutil.rmtree(run.report)

@@ -1,0 +1,46 @@
+"""A trained model in one file: the weights, and the recipe that says which network they belong to.
+
+Weights may be stored in another floating dtype than the model's: any values give 1-Lipschitz layers, and a
+certificate is about the weights as loaded.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import from_text, to_text
+from bronet.train.tensor_file import check_names, check_shape, read_metadata, read_tensors, write_tensors
+
+KIND = "weights"
+RECIPE_KEY = "recipe"
+
+
+def save_weights(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
+    """Write the model's parameters and buffers with the recipe, atomically."""
+    write_tensors(path, KIND, model.state_dict(), {RECIPE_KEY: to_text(recipe)})
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Return the recipe stored with the weights, without reading the weights."""
+    return from_text(read_metadata(path, KIND, [RECIPE_KEY])[RECIPE_KEY])
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Copy stored weights into the model; names, shapes and values are checked before anything changes."""
+    tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
+    copy_into(model, tensors, path)
+
+
+@torch.no_grad()
+def copy_into(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy tensors, read from `path`, into the model's parameters and buffers, all or none."""
+    state = model.state_dict()
+    check_names(path, tensors, state)
+    for name, tensor in tensors.items():
+        check_shape(path, name, tensor, state[name])
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise BronetError(f"{name} in {path} must be finite, but it holds NaN or infinity")
+    model.load_state_dict(tensors)

@@ -1,0 +1,125 @@
+"""Crop and flip: pixels are moved, never changed, and every image draws for itself."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bronet.data.augment import augment, random_crop, random_flip
+from bronet.data.batches import generator_for
+from bronet.data.digits import load_digits
+from bronet.errors import BronetError
+
+
+def _numbered(n: int, height: int, width: int) -> Tensor:
+    """Images whose pixels are all different and never zero, so that a pixel tells where it came from."""
+    image = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
+    return image.repeat(n, 2, 1, 1)
+
+
+def _windows(image: Tensor, padding: int) -> list[Tensor]:
+    height, width = image.shape[-2:]
+    padded = torch.nn.functional.pad(image, (padding,) * 4)
+    places = range(2 * padding + 1)
+    return [padded[..., i : i + height, j : j + width] for i in places for j in places]
+
+
+def test_crops_are_windows_of_the_padded_image_and_all_windows_occur() -> None:
+    padding = 1
+    images = _numbered(400, 5, 7)
+    windows = torch.stack(_windows(images[0], padding))
+    crops = random_crop(images, padding, generator_for(0, "crop"))
+    hits = (crops.unsqueeze(1) == windows.unsqueeze(0)).flatten(2).all(2)
+    assert hits.sum(1).eq(1).all()
+    assert hits.any(0).all()
+
+
+def test_a_crop_of_bytes_is_the_crop_of_the_same_floats() -> None:
+    images = load_digits("test").images
+    of_bytes, of_floats = (random_crop(x, 2, generator_for(0, "crop")) for x in (images, images.double()))
+    assert of_bytes.dtype == torch.uint8
+    assert torch.equal(of_bytes.double(), of_floats)
+
+
+def test_a_crop_with_no_padding_keeps_every_image() -> None:
+    images = _numbered(3, 4, 6)
+    assert torch.equal(random_crop(images, 0, generator_for(0, "crop")), images)
+
+
+def test_flip_is_its_own_inverse() -> None:
+    images = load_digits("test").images
+    once = random_flip(images, generator_for(0, "flip"))
+    assert not torch.equal(once, images)
+    assert torch.equal(random_flip(once, generator_for(0, "flip")), images)
+
+
+def test_each_image_is_flipped_whole_or_not_at_all() -> None:
+    images = _numbered(64, 3, 4)
+    flipped = random_flip(images, generator_for(0, "flip"))
+    kept = (flipped == images).flatten(1).all(1)
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
+    assert (kept ^ mirrored).all()
+    assert kept.any()
+    assert mirrored.any()
+
+
+def test_augment_repeats_its_bits_for_the_same_seed() -> None:
+    images = load_digits("test").images
+    first, again, other = (
+        augment(images, generator_for(s, "augment", 3), crop_padding=1, flip=True, randaugment_probability=0.5)
+        for s in (0, 0, 1)
+    )
+    assert first.dtype == torch.uint8
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_augment_with_everything_off_keeps_every_image() -> None:
+    images = load_digits("test").images
+    found = augment(
+        images, generator_for(0, "augment"), crop_padding=0, flip=False, randaugment_probability=0.0, scale=16
+    )
+    assert torch.equal(found, images)
+
+
+def test_augmented_digits_stay_within_their_scale() -> None:
+    digits = load_digits("train")
+    found = augment(
+        digits.images,
+        generator_for(0, "augment"),
+        crop_padding=1,
+        flip=True,
+        randaugment_probability=0.0,
+        scale=digits.scale,
+    )
+    assert int(found.max()) <= digits.scale
+
+
+def test_randaugment_refuses_images_of_another_scale() -> None:
+    digits = load_digits("test")
+    with pytest.raises(BronetError, match="scale 255, got scale 16"):
+        augment(
+            digits.images,
+            generator_for(0, "augment"),
+            crop_padding=0,
+            flip=False,
+            randaugment_probability=0.5,
+            scale=digits.scale,
+        )
+
+
+def test_negative_padding_is_refused() -> None:
+    with pytest.raises(BronetError, match="padding must be at least 0, got -1"):
+        random_crop(_numbered(1, 3, 3), -1, generator_for(0, "crop"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_augment_on_a_gpu_never_waits_for_it() -> None:
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    generator = generator_for(0, "augment", device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = augment(images, generator, crop_padding=4, flip=True, randaugment_probability=0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.shape == images.shape
