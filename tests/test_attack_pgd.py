@@ -91,9 +91,7 @@ def test_more_budget_never_finds_less() -> None:
     model, _ = _linear()
     images = _images()
     labels = model(images).argmax(dim=1)
-    rates = [
-        int(l2_pgd(model, images, labels, eps=eps, steps=20).success.sum()) for eps in (0.0, 0.1, 0.2, 1.0)
-    ]
+    rates = [int(l2_pgd(model, images, labels, eps=eps, steps=20).success.sum()) for eps in (0.0, 0.1, 0.2, 1.0)]
     assert rates[0] == 0
     assert rates == sorted(rates)
     assert rates[-1] == IMAGES
@@ -139,9 +137,7 @@ def test_the_generator_decides_the_result() -> None:
 
 def test_a_flat_model_yields_finite_images() -> None:
     images = _images()
-    found = l2_pgd(
-        lambda x: x.flatten(1)[:, :CLASSES] * 0, images, torch.zeros(IMAGES).long(), eps=0.1, steps=3
-    )
+    found = l2_pgd(lambda x: x.flatten(1)[:, :CLASSES] * 0, images, torch.zeros(IMAGES).long(), eps=0.1, steps=3)
     assert found.images.isfinite().all()
     assert not found.success.any()
 

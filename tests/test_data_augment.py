@@ -7,6 +7,7 @@ from torch import Tensor
 from bronet.data.augment import augment, random_crop, random_flip
 from bronet.data.batches import generator_for
 from bronet.data.digits import load_digits
+from bronet.data.rand_augment import Op, apply_ops, op_tables
 from bronet.errors import BronetError
 
 
@@ -113,6 +114,19 @@ def test_negative_padding_is_refused() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("op", list(Op), ids=lambda op: op.name.lower())
+def test_an_operation_gives_the_same_bits_on_a_gpu(op: Op) -> None:
+    images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=generator_for(0, "images"))
+    ops, reverse = torch.full((16,), int(op)), torch.arange(16) % 2
+    fixed = op_tables(9, 32, 32)
+    gpu = torch.device("cuda")
+    on_gpu = apply_ops(images.to(gpu), ops.to(gpu), reverse.to(gpu), fixed.to(gpu))
+    assert torch.equal(on_gpu.cpu(), apply_ops(images, ops, reverse, fixed))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_augment_on_a_gpu_never_waits_for_it() -> None:
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")

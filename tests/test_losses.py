@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from bronet import losses
 from bronet.errors import BronetError
@@ -37,9 +37,7 @@ def gap() -> Tensor:
     return (rows[:, None] - rows[None, :]).norm(dim=2)
 
 
-def test_logit_annealing_is_cross_entropy_without_its_three_parameters(
-    logits: Tensor, labels: Tensor
-) -> None:
+def test_logit_annealing_is_cross_entropy_without_its_three_parameters(logits: Tensor, labels: Tensor) -> None:
     annealed = losses.logit_annealing(logits, labels, temperature=1.0, offset=0.0, beta=0.0)
     torch.testing.assert_close(annealed, losses.cross_entropy(logits, labels), **DOUBLE_TOLERANCE)
 
@@ -54,9 +52,7 @@ def test_logit_annealing_is_the_formula_of_section_5(logits: Tensor, labels: Ten
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 5.0])
-def test_logit_annealing_gradient_matches_finite_differences(
-    logits: Tensor, labels: Tensor, beta: float
-) -> None:
+def test_logit_annealing_gradient_matches_finite_differences(logits: Tensor, labels: Tensor, beta: float) -> None:
     logits.requires_grad_()
     assert torch.autograd.gradcheck(lambda z: losses.logit_annealing(z, labels, beta=beta), logits)
 
@@ -78,8 +74,7 @@ def test_logit_annealing_gradient_vanishes_as_p_tends_to_one(beta: float) -> Non
 def test_annealing_vanishes_faster_than_cross_entropy() -> None:
     # Both decay exponentially in the margin; beta = 5 multiplies the rate by six.
     annealed, plain = (
-        _gradient_norm_at(6.0, torch.float64, beta) / _gradient_norm_at(5.0, torch.float64, beta)
-        for beta in (5.0, 0.0)
+        _gradient_norm_at(6.0, torch.float64, beta) / _gradient_norm_at(5.0, torch.float64, beta) for beta in (5.0, 0.0)
     )
     assert annealed == pytest.approx(plain**6, rel=0.05)
 
@@ -87,9 +82,7 @@ def test_annealing_vanishes_faster_than_cross_entropy() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 5.0])
 @pytest.mark.parametrize("margin", [-1e4, -200.0, 0.0, 200.0, 1e4])
-def test_logit_annealing_stays_finite_where_p_is_zero_or_one(
-    dtype: torch.dtype, beta: float, margin: float
-) -> None:
+def test_logit_annealing_stays_finite_where_p_is_zero_or_one(dtype: torch.dtype, beta: float, margin: float) -> None:
     logits = torch.tensor([[margin, 0.0, 0.0]], dtype=dtype, requires_grad=True)
     loss = losses.logit_annealing(logits, torch.tensor([0]), beta=beta)
     loss.backward()

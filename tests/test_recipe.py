@@ -24,6 +24,7 @@ from bronet.recipe import (
     recipe_names,
     to_text,
 )
+from bronet.recipe.architecture import HeadKind
 
 MINIMAL = """
 name: mine
@@ -222,7 +223,7 @@ def test_the_catalogue_holds_every_lipconvnet_of_table_16() -> None:
         for depth in (5, 10, 15, 20):
             for width in (32, 48, 64):
                 recipe = named_recipe(f"{dataset}/lipconvnet-{depth}-{width}")
-                head = "bro" if dataset == "cifar10" else "lln"
+                head: HeadKind = "bro" if dataset == "cifar10" else "lln"
                 assert recipe.model == LipConvNetArchitecture(depth=depth, width=width, head=head)
                 assert recipe.loss.offset == pytest.approx(2 * math.sqrt(2))
                 assert recipe.optim.milestones == (100, 150)

@@ -114,9 +114,7 @@ def _random_start(
 ) -> Float[Tensor, "b *pixels"]:
     """Return points drawn uniformly from the balls, then clamped to [0, 1]."""
     device = images.device if generator is None else generator.device
-    normal = torch.randn(images.shape, generator=generator, dtype=torch.float64, device=device).to(
-        images.device
-    )
+    normal = torch.randn(images.shape, generator=generator, dtype=torch.float64, device=device).to(images.device)
     share = torch.rand(images.shape[:1], generator=generator, dtype=torch.float64, device=device)
     length = budget * share.to(images.device) ** (1 / images[0].numel())
     return _project(images.double() + _per_image(length, normal) * _direction(normal), images, budget)
@@ -131,9 +129,7 @@ def _checked_budget(images: Tensor, eps: float | Tensor) -> Float[Tensor, "b"]:
     if images.ndim < 2 or images.numel() == 0:
         raise BronetError(f"images must have a batch axis and at least one pixel, got {tuple(images.shape)}")
     if not bool(((images >= 0) & (images <= 1)).all()):
-        raise BronetError(
-            "images must have all pixels in [0, 1], got others or NaN; normalise inside the model"
-        )
+        raise BronetError("images must have all pixels in [0, 1], got others or NaN; normalise inside the model")
     budget = torch.as_tensor(eps, dtype=torch.float64, device=images.device).expand(images.shape[0])
     if not bool(((budget >= 0) & budget.isfinite()).all()):
         raise BronetError(f"eps must be finite and at least 0, got {eps}")

@@ -62,7 +62,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class ProvedNetwork:
-    """A network's layers as proved float64 maps. It holds its own weights: later changes to the model do not reach it."""
+    """A network's layers as proved float64 maps. Its weights are its own: changes to the model do not reach it."""
 
     layers: tuple[tuple[str, ProvedMap], ...]
     head: ProvedHead
@@ -144,8 +144,8 @@ def certified_radius(
 ) -> Float[Tensor, "b"]:
     """Return the certified l2 radius of the predicted class of every image, in pixel space [0, 1]: a proof.
 
-    Guaranteed: the float64 network (`prove(model).logits`) predicts the same class at every point closer than the radius.
-    Ties get 0. For many calls, keep `prove(model)` and use its `certify`.
+    Guaranteed: the float64 network (`prove(model).logits`) predicts the same class at every point closer than the
+    radius. Ties get 0. For many calls, keep `prove(model)` and use its `certify`.
     """
     network = prove(model, tuple(images.shape[1:]))
     parts = [network.certify(batch).radius for batch in images.split(batch_size)]

@@ -18,8 +18,8 @@ from bronet.errors import BronetError
 class Row:
     """The certificate of one image.
 
-    `radius` is proved, in pixel space; `naive_radius` is what the same bounds would allow if arithmetic were
-    exact. `correct` says whether the prediction is the label.
+    `radius` is proved, in pixel space; `naive_radius` is what the literature would report, for comparison only: it
+    rests on estimates. `correct` says whether the prediction is the label.
     """
 
     index: int

@@ -8,7 +8,7 @@ a rounded quotient: one grey level apart at worst.
 import math
 
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int, Int32, Int64, UInt8
 from torch import Tensor
 
 LEVELS = 256
@@ -42,7 +42,7 @@ def brightness_table(factor: float) -> UInt8[Tensor, "256"]:
     return blend(torch.zeros(LEVELS, dtype=torch.int64), levels(), torch.tensor(factor, dtype=torch.float32))
 
 
-def contrast_table(grey: Int64[Tensor, "n 1 h w"], factor: Float32[Tensor, "n"]) -> UInt8[Tensor, "n 1 256"]:
+def contrast_table(grey: Int32[Tensor, "n 1 h w"], factor: Float32[Tensor, "n"]) -> UInt8[Tensor, "n 1 256"]:
     """Per image, scale the distance of a level from the image's mean grey by `factor`."""
     pixels = grey.shape[-2] * grey.shape[-1]
     # Twice the mean plus one, halved: the mean rounded to nearest, halves upwards, in integers.
@@ -50,7 +50,7 @@ def contrast_table(grey: Int64[Tensor, "n 1 h w"], factor: Float32[Tensor, "n"])
     return blend(mean.unsqueeze(-1), levels(grey.device), factor.view(-1, 1, 1))
 
 
-def autocontrast_table(images: Int64[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]:
+def autocontrast_table(images: Int32[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]:
     """Per image and channel, stretch the darkest level to 0, the brightest to 255; a flat channel stays."""
     level = levels(images.device)
     low, high = images.amin((2, 3)).unsqueeze(-1), images.amax((2, 3)).unsqueeze(-1)
@@ -58,13 +58,13 @@ def autocontrast_table(images: Int64[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 2
     return torch.where(high > low, stretched, level).clamp(0, MAX_LEVEL).to(torch.uint8)
 
 
-def equalize_table(images: Int64[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]:
+def equalize_table(images: Int32[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]:
     """Per image and channel, map the levels so that their histogram becomes as even as it can.
 
     Fewer than 255 pixels below the brightest level leave the channel as it is, as in Pillow: an 8 x 8 image
     never changes.
     """
-    flat = images.flatten(2)
+    flat = images.flatten(2).long()
     one = torch.ones((), dtype=torch.int64, device=images.device)
     counts = torch.zeros(*flat.shape[:2], LEVELS, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, flat, one.expand_as(flat))
@@ -75,7 +75,7 @@ def equalize_table(images: Int64[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]
     return torch.where(step > 0, evened, levels(images.device)).clamp(max=MAX_LEVEL).to(torch.uint8)
 
 
-def grey_levels(images: Int64[Tensor, "n c h w"]) -> Int64[Tensor, "n 1 h w"]:
+def grey_levels(images: Int32[Tensor, "n c h w"]) -> Int32[Tensor, "n 1 h w"]:
     """Return the luma of images with three channels; a single channel is its own."""
     if images.shape[1] == 1:
         return images
@@ -84,7 +84,7 @@ def grey_levels(images: Int64[Tensor, "n c h w"]) -> Int64[Tensor, "n 1 h w"]:
     return (weighted + (1 << (LUMA_BITS - 1))) >> LUMA_BITS
 
 
-def smoothed(images: Int64[Tensor, "n c h w"]) -> Int64[Tensor, "n c h w"]:
+def smoothed(images: Int32[Tensor, "n c h w"]) -> Int32[Tensor, "n c h w"]:
     """Return the weighted mean of 3 x 3 neighbours, rounded to nearest; the border of one pixel is kept."""
     rows = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
@@ -94,9 +94,7 @@ def smoothed(images: Int64[Tensor, "n c h w"]) -> Int64[Tensor, "n c h w"]:
     return smooth
 
 
-def blend(
-    dull: Int64[Tensor, "*#s"], bright: Int64[Tensor, "*#s"], factor: Float32[Tensor, "*#s"]
-) -> UInt8[Tensor, "*s"]:
+def blend(dull: Int[Tensor, "*#s"], bright: Int[Tensor, "*#s"], factor: Float32[Tensor, "*#s"]) -> UInt8[Tensor, "*s"]:
     """Return dull + factor * (bright - dull), clipped to 0 .. 255, with its fraction cut off."""
     mixed = dull + factor * (bright - dull)
     return mixed.clamp(0, MAX_LEVEL).to(torch.uint8)

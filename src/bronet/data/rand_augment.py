@@ -116,13 +116,13 @@ def apply_ops(
     factor = fixed.factors[variant]
     moved = warp(images, fixed.maps[variant])
     # All image-dependent results are computed for all images, then selected: cheaper than asking the device.
-    values = moved.long()
+    values = moved.int()
     grey = grey_levels(values)
     table = fixed.tables[variant].unsqueeze(1)
     table = torch.where(_is(op, Op.CONTRAST, 3), contrast_table(grey, factor), table)
     table = torch.where(_is(op, Op.AUTOCONTRAST, 3), autocontrast_table(values), table)
     table = torch.where(_is(op, Op.EQUALIZE, 3), equalize_table(values), table)
-    toned = table.gather(2, values.flatten(2)).view_as(moved)
+    toned = table.gather(2, values.flatten(2).long()).view_as(moved)
     is_color, is_sharpness = _is(op, Op.COLOR, 4), _is(op, Op.SHARPNESS, 4)
     dull = torch.where(is_color, grey, smoothed(values))
     return torch.where(is_color | is_sharpness, blend(dull, values, factor.view(-1, 1, 1, 1)), toned)

@@ -102,13 +102,14 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
             nn.init.normal_(self.weight, std=1 / (self.weight.shape[0] * self.kernel_size**2))
             self.residual.reset_parameters()
 
-    def V(self) -> Tensor:
-        """Return the kernel that is reflected."""
-        return self.weight if self.residual is None else self.residual(self.weight)
+    def V(self, dtype: torch.dtype) -> Tensor:
+        """Return the kernel that is reflected, computed in this precision."""
+        weight = self.weight.to(dtype)
+        return weight if self.residual is None else self.residual(weight)
 
     def derive(self, key: object) -> ReflectorFactors:
         assert isinstance(key, _GridKey)
-        V = self.V().to(key.dtype)
+        V = self.V(key.dtype)
         return reflector_factors(V, key.grid, dense=key.dense, ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
         windows = self._windows(size)
         grid, device = windows.source.grid, self.weight.device
         dense = is_dense(grid, device)
-        A = spectrum_blocks(unit_scaled(self.V().detach().double()), grid, dense=dense)
+        A = spectrum_blocks(unit_scaled(self.V(torch.float64).detach()), grid, dense=dense)
         Q = orthonormal_factor(A, gram(A), ridge=self.ridge)
         whole = real_dft(Windows.of(grid, 0, keep_padding=True).target, dense=dense, dtype=torch.float64, device=device)
         source = real_dft(windows.source, dense=dense, dtype=torch.float64, device=device)

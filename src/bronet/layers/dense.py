@@ -41,9 +41,10 @@ class _Dense(DerivedLayer[DenseFactors]):
         self.weight: nn.Parameter
         self.residual: IdentityResidual | None
 
-    def V(self) -> Tensor:
-        """Return the matrix that is orthogonalised."""
-        return self.weight if self.residual is None else self.residual(self.weight)
+    def V(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix that is orthogonalised, computed in this precision."""
+        weight = self.weight.to(dtype)
+        return weight if self.residual is None else self.residual(weight)
 
     def reset_parameters(self) -> None:
         """Start from independent normals; near the identity with the residual re-parameterisation."""
@@ -96,7 +97,7 @@ class BROLinear(_Dense):
 
     def derive(self, key: object) -> DenseFactors:
         assert isinstance(key, torch.dtype)
-        V = unit_scaled(self.V().to(key))
+        V = unit_scaled(self.V(key))
         return DenseFactors(V, symmetric_inverse(with_ridge(V.mT @ V, self.ridge)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class BROLinear(_Dense):
         return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        Q = dense_factor(self.V().detach().double(), ridge=self.ridge)
+        Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
         squared = factor_norm(Q)
         size, magnitude = up(squared**0.5), absolute_norm(Q)
         Q_in, Q_out = Q[: self.in_features], Q[: self.out_features]
@@ -149,7 +150,7 @@ class CholeskyLinear(_Dense):
 
     def derive(self, key: object) -> DenseFactors:
         assert isinstance(key, torch.dtype)
-        W = cholesky_orthogonal(self.V().to(key), ridge=self.ridge)
+        W = cholesky_orthogonal(self.V(key), ridge=self.ridge)
         return DenseFactors(W, W)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ class CholeskyLinear(_Dense):
         return batch_first(W @ batch_last(x))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        W = cholesky_orthogonal(self.V().detach().double(), ridge=self.ridge)
+        W = cholesky_orthogonal(self.V(torch.float64).detach(), ridge=self.ridge)
         norm = largest_singular_value(W)
         products = [Product(norm, absolute_norm(W), self.in_features)]
         return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, require_channels
@@ -83,34 +84,35 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
             self.residual.reset_parameters()
         nn.init.normal_(self.power_vector)
 
-    def kernel(self) -> Tensor:
-        """Return the kernel that is convolved with."""
-        return self.weight if self.residual is None else self.residual(self.weight)
+    def kernel(self, dtype: torch.dtype) -> Tensor:
+        """Return the kernel that is convolved with, computed in this precision."""
+        weight = self.weight.to(dtype)
+        return weight if self.residual is None else self.residual(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_channels, "LipschitzRegularizedConv2d")
-        return F.conv2d(x, self.kernel().to(x.dtype), stride=self.geometry.stride, padding=self.geometry.padding)
+        return F.conv2d(x, self.kernel(x.dtype), stride=self.geometry.stride, padding=self.geometry.padding)
 
     @torch.no_grad()
     def update_estimate(self, steps: int) -> None:
         """Take power-iteration steps on J'J, warm-started from the stored vector."""
-        kernel, v = self.kernel(), self.power_vector
+        v = self.power_vector
+        kernel = self.kernel(v.dtype)
         for _ in range(steps):
             w = F.conv2d(v, kernel, stride=self.geometry.stride, padding=self.geometry.padding)
-            v = torch.nn.grad.conv2d_input(
-                v.shape, kernel, w, stride=self.geometry.stride, padding=self.geometry.padding
-            )
-            v = v / v.norm().clamp_min(torch.finfo(v.dtype).tiny)
+            v = conv2d_input(v.shape, kernel, w, stride=self.geometry.stride, padding=self.geometry.padding)
+            size = v.norm()
+            v = torch.where(size > 0, v / size, self.power_vector)  # a zero kernel leaves the vector as it was
         self.power_vector.copy_(v)
 
     def lipschitz_estimate(self) -> Tensor:
         """Return |J v| / |v| for the stored vector: a lower bound, differentiable in the kernel."""
         v = self.power_vector
-        image = F.conv2d(v, self.kernel(), stride=self.geometry.stride, padding=self.geometry.padding)
+        image = F.conv2d(v, self.kernel(v.dtype), stride=self.geometry.stride, padding=self.geometry.padding)
         return image.norm() / v.norm()
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        kernel = self.kernel().detach().double()
+        kernel = self.kernel(torch.float64).detach()
         (stride, padding), k = self.geometry, self.kernel_size
         norm = convolution_norm(kernel, (shape[1], shape[2]), stride=stride, padding=padding)
         products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
@@ -128,7 +130,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         """Return a proved upper bound on the norm for images of this size (default: the size given at construction)."""
         size = self.input_size if input_size is None else input_size
         stride, padding = self.geometry
-        return convolution_norm(self.kernel().detach(), size, stride=stride, padding=padding)
+        return convolution_norm(self.kernel(torch.float64).detach(), size, stride=stride, padding=padding)
 
     def extra_repr(self) -> str:
         stride, padding = self.geometry

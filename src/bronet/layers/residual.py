@@ -33,7 +33,7 @@ class IdentityResidual(nn.Module):
         nn.init.ones_(self.alpha)
 
     def forward(self, weight: Tensor) -> Tensor:
-        scale = (self.alpha / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
+        scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
         return scale * weight + identity_like(weight)
 
 

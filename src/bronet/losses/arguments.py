@@ -27,10 +27,10 @@ def checked_logits(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def at_least(name: str, value: float, bound: float) -> None:
-    """Raise unless value >= bound."""
-    if not value >= bound:
-        raise BronetError(f"{name} must be at least {bound:g}, got {value}")
+def not_negative(name: str, value: float) -> None:
+    """Raise unless value >= 0."""
+    if not value >= 0:
+        raise BronetError(f"{name} must be at least 0, got {value}")
 
 
 def positive(name: str, value: float) -> None:

@@ -8,7 +8,7 @@ becomes correct, which is the paper's case against them.
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.losses.arguments import at_least
+from bronet.losses.arguments import not_negative
 from bronet.losses.cross_entropy import cross_entropy
 from bronet.losses.margin import logit_margin
 from bronet.radius import certified_radius
@@ -35,18 +35,16 @@ def certificate_regularization_radius(
 
     The gradient flows through `gap_lipschitz`; detach it to reward margins alone.
     """
-    at_least("gamma", gamma, 0)
+    not_negative("gamma", gamma)
     cross = cross_entropy(logits, labels)
     prediction, _, radius = certified_radius(logits, gap_lipschitz)
     return cross - gamma * radius.where(prediction == labels, 0.0).mean()
 
 
-def certificate_risk(
-    logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"], *, gamma: float
-) -> Float[Tensor, ""]:
+def certificate_risk(logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"], *, gamma: float) -> Float[Tensor, ""]:
     """Return the CR risk of App. C, the mean of -gamma max(M_f, 0).
 
     Guaranteed (Prop. 4): with tau the largest margin and gamma = 1/tau it is the ramp risk minus one.
     """
-    at_least("gamma", gamma, 0)
+    not_negative("gamma", gamma)
     return -gamma * logit_margin(logits, labels).relu().mean()

@@ -5,7 +5,7 @@ On Lipschitz networks it stops increasing margins early; Logit Annealing is the 
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from bronet.losses.arguments import checked_logits
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.losses.arguments import at_least, checked_logits
+from bronet.losses.arguments import checked_logits, not_negative
 
 LEAST_SHARE = 0.01
 """A class never gets less than this share of its budget, so that misclassified images still see the gap."""
@@ -27,7 +27,7 @@ def emma(
     Guaranteed: e_j = clip((f_t - f_j) / (eps * gap[t, j]), 0.01, 1), with the gradient stopped through e_j
     only; the true logit is untouched; eps = 0 changes nothing.
     """
-    at_least("eps", eps, 0)
+    not_negative("eps", eps)
     classes = logits.shape[-1]
     if gap_lipschitz.shape != (classes, classes):
         raise BronetError(f"gap_lipschitz must be {classes} x {classes}, got {tuple(gap_lipschitz.shape)}")

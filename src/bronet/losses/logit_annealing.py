@@ -8,9 +8,9 @@ log(1 - p_t) are log-sigmoids. No probability is ever formed: value and gradient
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
-from bronet.losses.arguments import at_least, checked_logits, positive
+from bronet.losses.arguments import checked_logits, not_negative, positive
 
 
 def logit_annealing(
@@ -34,7 +34,7 @@ def logit_annealing(
         beta: strength of the annealing.
     """
     positive("temperature", temperature)
-    at_least("beta", beta, 0)
+    not_negative("beta", beta)
     scaled = checked_logits(logits, labels) / temperature
     truth = labels[:, None]
     others = scaled.scatter(1, truth, -torch.inf).logsumexp(dim=1)

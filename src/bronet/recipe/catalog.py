@@ -43,9 +43,7 @@ def _bronet(dataset: str, model: str, short_name: str) -> Recipe:
     """Table 1 and 9: NAdam with Lookahead, LA on EMMA-adjusted logits, 800 epochs."""
     return Recipe(
         name=f"{dataset}/{short_name}",
-        data=DataRecipe(
-            name=dataset, crop_padding=CROP_PADDING[dataset], flip=True, randaugment_probability=0.5
-        ),
+        data=DataRecipe(name=dataset, crop_padding=CROP_PADDING[dataset], flip=True, randaugment_probability=0.5),
         model=NAMED[model],
         loss=LossRecipe(name="la", emma=True, emma_eps="108/255"),
         optim=OptimRecipe(name="nadam", lr=1e-3, weight_decay=4e-5, warmup_epochs=20),
@@ -118,11 +116,7 @@ _CATALOG: dict[str, Recipe] = {
     for recipe in [
         _digits(),
         _small(),
-        *(
-            _bronet(dataset, model, model)
-            for dataset in ("cifar10", "cifar100")
-            for model in ("bronet-m", "bronet-l")
-        ),
+        *(_bronet(dataset, model, model) for dataset in ("cifar10", "cifar100") for model in ("bronet-m", "bronet-l")),
         _bronet("tiny-imagenet", "bronet-tiny", "bronet"),
         _imagenet(),
         *(

@@ -34,9 +34,7 @@ def read_record(kind: type[T], value: object, path: str) -> T:
     for key in value:
         if key not in fields:
             name = nearest(str(key), fields)
-            raise BronetError(
-                f"unknown recipe key {_join(path, str(key))}; did you mean {_join(path, name)}?"
-            )
+            raise BronetError(f"unknown recipe key {_join(path, str(key))}; did you mean {_join(path, name)}?")
     hints = get_type_hints(kind)
     arguments: dict[str, object] = {}
     for name, field in fields.items():

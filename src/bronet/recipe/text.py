@@ -72,9 +72,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise BronetError(
-                f"a setting must be written key=value, such as optim.lr=2e-3, got {assignment!r}"
-            )
+            raise BronetError(f"a setting must be written key=value, such as optim.lr=2e-3, got {assignment!r}")
         _assign(plain, key.strip(), text.strip())
     return read_record(Recipe, plain, "")
 

@@ -22,11 +22,12 @@ class ReportPaths(NamedTuple):
     summary_json: Path
 
 
-def write_report(run_dir: Path) -> ReportPaths:
+def write_report(run_dir: Path | str) -> ReportPaths:
     """Write the report of a certified run into its folder `report/` and return the paths.
 
     Guaranteed: everything is computed before the first file is written, and each file is replaced as a whole.
     """
+    run_dir = Path(run_dir)
     evidence = read_evidence(run_dir)
     summary = summarize(evidence)
     runs, eps = {evidence.name: evidence.rows}, evidence.certificate.eps

@@ -22,6 +22,10 @@ from bronet.recipe.schema import parse_budget
 SIZE_INCHES = (7.2, 4.2)
 DOTS_PER_INCH = 200
 RIGHT_MARGIN = 1.05
+LETTER_WIDTH = 0.015
+"""Width of a letter, as a share of the axis: generous, so that labels stay apart."""
+LINE_HEIGHT = 0.065
+"""Height of a line of text in units of accuracy."""
 TRUETYPE = 42
 """PDF font type whose text can be searched and edited."""
 UNIT_RADIUS = 1.0
@@ -69,14 +73,15 @@ def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: 
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
         _draw_frame(axes, reach, theme)
-        _draw_marks(axes, budgets, theme)
+        _draw_marks(axes, budgets, reach, theme)
         for number, (name, curve) in enumerate(curves.items()):
             color = theme.runs[number % len(theme.runs)]
-            _draw_run(axes, curve, reach, color, fill=len(curves) == 1)
+            _draw_run(axes, name, curve, color, reach=reach, fill=len(curves) == 1)
             if len(curves) == 1:
                 _label_values(axes, curve, budgets, color, theme)
-            else:
-                _label_run(axes, name, curve, color, theme, stagger=number / len(curves))
+        if len(curves) > 1:
+            # Curves only fall, so the upper right corner is free.
+            axes.legend(loc="upper right", bbox_to_anchor=(1, 0.87), frameon=False, labelcolor="linecolor")
     return figure
 
 
@@ -111,58 +116,51 @@ def _style(theme: Theme) -> Any:
 
 
 def _draw_frame(axes: Axes, reach: float, theme: Theme) -> None:
-    axes.set(xlim=(0, reach), ylim=(0, 1.12), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
+    axes.set(xlim=(0, reach), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
     axes.grid(axis="y", color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=3)
+    axes.spines["left"].set_bounds(0, 1)
 
 
-def _draw_marks(axes: Axes, budgets: Mapping[str, float], theme: Theme) -> None:
-    for text, value in budgets.items():
-        axes.vlines(value, 0, 1.03, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
-        axes.text(value, 1.045, f"ε = {text}", ha="center", va="bottom", fontsize=9.5, color=theme.quiet)
+def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: Theme) -> None:
+    """Draw a dotted line at each eps, its label above it and above any label it would touch."""
+    ends: list[float] = []
+    for number, (text, value) in enumerate(sorted(budgets.items(), key=lambda item: item[1])):
+        label = text if number else f"ε = {text}"
+        half = len(label) * LETTER_WIDTH * reach / 2
+        level = next((row for row, end in enumerate(ends) if end < value - half), len(ends))
+        ends[level : level + 1] = [value + half]
+        top = 1.03 + level * LINE_HEIGHT
+        axes.vlines(value, 0, top, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.text(value, top + 0.01, label, ha="center", va="bottom", fontsize=9.5, color=theme.quiet)
+    axes.set_ylim(0, 1.05 + len(ends) * LINE_HEIGHT)
 
 
-def _draw_run(axes: Axes, curve: Curve, reach: float, color: str, *, fill: bool) -> None:
+def _draw_run(axes: Axes, name: str, curve: Curve, color: str, *, reach: float, fill: bool) -> None:
     radius, accuracy = np.append(curve.radius, reach), np.append(curve.accuracy, curve.accuracy[-1])
-    axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter")
+    axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter", label=name)
     if fill:
-        axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.10, linewidth=0)
+        axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)
 
 
 def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str, theme: Theme) -> None:
-    """Write the certified accuracy next to the curve at each mark."""
-    for value in budgets.values():
-        height = _height(curve, value)
-        axes.plot(value, height, "o", color=color, markersize=5.5, markeredgecolor=theme.paper, clip_on=False)
-        axes.annotate(
-            f"{100 * height:.1f} %",
-            (value, height),
-            xytext=(7, 5),
-            textcoords="offset points",
-            fontsize=10.5,
-            fontweight="bold",
-            color=color,
-        )
+    """Write the certified accuracy next to the curve at each mark, lifting one that would cover the last."""
+    width = len("100.0 %") * LETTER_WIDTH * axes.get_xlim()[1]
+    last_radius, last_height = -width, 0.0
+    for value in sorted(budgets.values()):
+        accuracy = _value_at(curve, value)
+        height = accuracy + 0.015
+        if value - last_radius < width and abs(height - last_height) < LINE_HEIGHT:
+            height = last_height + LINE_HEIGHT
+        last_radius, last_height = value, height
+        axes.plot(value, accuracy, "o", color=color, markersize=6, markeredgecolor=theme.paper, clip_on=False)
+        text = f" {100 * accuracy:.1f} %"
+        axes.text(value, height, text, fontsize=10.5, fontweight="bold", color=color)
 
 
-def _label_run(axes: Axes, name: str, curve: Curve, color: str, theme: Theme, *, stagger: float) -> None:
-    """Write the name of a run along its curve, each run at another height so that names stay apart."""
-    target = curve.accuracy[0] * (0.8 - 0.6 * stagger)
-    place = float(curve.radius[np.argmax(curve.accuracy <= target)])
-    axes.annotate(
-        name,
-        (place, _height(curve, place)),
-        xytext=(8, 4),
-        textcoords="offset points",
-        fontweight="bold",
-        color=color,
-        bbox={"facecolor": theme.paper, "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
-    )
-
-
-def _height(curve: Curve, radius: float) -> float:
+def _value_at(curve: Curve, radius: float) -> float:
     """Return the value of the step function at a radius."""
     return float(curve.accuracy[np.searchsorted(curve.radius, radius, side="right") - 1])

@@ -13,10 +13,10 @@ from string import Template
 from bronet.report.table import Summary, bound_text, number_text, percent
 
 IDEA = (
-    "A Lipschitz network cannot change its mind quickly: when the pixels move by a distance r, the gap between two of "
-    "its outputs moves by at most r times a bound that is known.",
-    "An image whose best output leads by a margin therefore keeps its class inside a ball around it. "
-    "Every certified number below counts such proofs; no attack, however clever, can lower it.",
+    "When the pixels move by a distance r, the gap between two outputs of this network moves by at most r times a "
+    "known bound.",
+    "So an image that leads by a margin keeps its class in a ball around it: certified numbers count such proofs, and "
+    "no attack can lower them.",
 )
 
 
@@ -46,7 +46,7 @@ def build_page(summary: Summary, *, light: bytes, dark: bytes) -> str:
 def _tiles(summary: Summary) -> str:
     statistics = summary.statistics
     tiles = [("clean accuracy", percent(statistics.clean_accuracy))]
-    tiles += [(f"certified at ε = {entry.text}", percent(entry.accuracy)) for entry in statistics.certified]
+    tiles += [(f"certified at ε\u00a0=\u00a0{entry.text}", percent(entry.accuracy)) for entry in statistics.certified]
     tiles += [("median radius", number_text(statistics.radius.median))]
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in tiles)
 
@@ -69,16 +69,19 @@ def _distribution(summary: Summary) -> str:
 def _layers(summary: Summary) -> str:
     return "".join(
         f"<tr><td><code>{escape(layer.name)}</code></td><td>{escape(layer.kind)}</td>"
-        f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1e}</td></tr>"
+        f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1g}</td></tr>"
         for layer in summary.evidence.certificate.layers
     )
 
 
 def _proof(summary: Summary) -> str:
     certificate = summary.evidence.certificate
+    beyond = sum(row.naive_radius > row.radius for row in summary.evidence.rows)
     return (
         f"Computed in {certificate.precision} in {certificate.seconds:.1f} s. The rounding of the program itself is "
-        f"counted: at most {certificate.rounding_worst:.1e} is taken from a margin for it."
+        f"counted: at most {certificate.rounding_worst:.1e} is taken from a margin for it. The usual estimate "
+        "(single precision, power iteration, no rounding) would have claimed more than is proved for "
+        f"{beyond:,} of {summary.statistics.images:,} images."
     )
 
 

@@ -21,7 +21,10 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
+            temporary.touch()
+            usual_mode = temporary.stat().st_mode
             write(temporary)
+            temporary.chmod(usual_mode)  # safetensors would leave a file that only its owner can read
             _flush(temporary, os.O_RDWR)
             os.replace(temporary, path)
         finally:
@@ -30,8 +33,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         # safetensors reports the system's errors as its own.
         raise BronetError(
-            f"could not write {path} ({error}); what was there before is unchanged: "
-            "free some space and try again"
+            f"could not write {path} ({error}); what was there before is unchanged: free some space and try again"
         ) from None
 
 

@@ -32,9 +32,7 @@ class Progress(NamedTuple):
     tally: Tensor
 
 
-def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: Lookahead, progress: Progress, *, recipe: Recipe
-) -> None:
+def save_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, progress: Progress, *, recipe: Recipe) -> None:
     """Write the training state atomically: a failure leaves the previous checkpoint as it was."""
     tensors = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
     tensors |= {OPTIMIZER + name: tensor for name, tensor in optimizer.tensors().items()}
@@ -47,9 +45,7 @@ def save_checkpoint(
     write_tensors(path, KIND, tensors, metadata)
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: Lookahead, *, recipe: Recipe, tally: Tensor
-) -> Progress:
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, *, recipe: Recipe, tally: Tensor) -> Progress:
     """Restore model and optimiser in place and return the progress.
 
     The recipe must be the one the checkpoint was made with; the differing settings are named otherwise.

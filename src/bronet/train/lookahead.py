@@ -76,8 +76,7 @@ class Lookahead:
             parameter = self.parameters[int(index)]
             if tensor.ndim and tensor.shape != parameter.shape:
                 raise BronetError(
-                    f"optimiser state {name} must have shape {tuple(parameter.shape)}, "
-                    f"got {tuple(tensor.shape)}"
+                    f"optimiser state {name} must have shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}"
                 )
             device = parameter.device if tensor.ndim else torch.device("cpu")
             state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)

@@ -158,9 +158,7 @@ def _train_step(training: Training, step: int, chosen: Int[Tensor, "b"]) -> floa
     loss.backward()  # type: ignore[no-untyped-call]
     norm = _clip(model, recipe.optim.clip_norm)
     optimizer.step()
-    training.tally.add(
-        step=step, loss=loss, gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
-    )
+    training.tally.add(step=step, loss=loss, gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap)
     return rate
 
 
@@ -193,17 +191,13 @@ def _clip(model: nn.Module, largest: float | None) -> Float[Tensor, ""]:
 
 def _save(training: Training, step: int, watch: Stopwatch) -> None:
     progress = Progress(step, watch.seconds(), training.tally.sums)
-    save_checkpoint(
-        training.run.checkpoint, training.model, training.optimizer, progress, recipe=training.recipe
-    )
+    save_checkpoint(training.run.checkpoint, training.model, training.optimizer, progress, recipe=training.recipe)
 
 
 def _restore(training: Training) -> tuple[int, float]:
     """Load the run's checkpoint and return the steps taken and the seconds spent."""
     tally, path = training.tally, training.run.checkpoint
-    progress = load_checkpoint(
-        path, training.model, training.optimizer, recipe=training.recipe, tally=tally.sums
-    )
+    progress = load_checkpoint(path, training.model, training.optimizer, recipe=training.recipe, tally=tally.sums)
     if progress.step > training.total_steps:
         raise BronetError(f"step in {path} must be at most {training.total_steps}, got {progress.step}")
     tally.sums.copy_(progress.tally)

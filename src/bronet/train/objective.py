@@ -33,9 +33,7 @@ def objective(
     if recipe.emma:
         logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
     if recipe.name == "la":
-        loss = logit_annealing(
-            logits, labels, temperature=recipe.temperature, offset=recipe.offset, beta=recipe.beta
-        )
+        loss = logit_annealing(logits, labels, temperature=recipe.temperature, offset=recipe.offset, beta=recipe.beta)
     elif recipe.name == "ce":
         loss = cross_entropy(logits, labels)
     elif recipe.cr == "margin":

@@ -5,7 +5,6 @@ Display only: nothing here changes a run.
 
 import time
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,26 +15,10 @@ from bronet.train.tally import Summary
 CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
 
 
-class Display(Protocol):
-    """Shown between entering and leaving it as a context."""
+class Display:
+    """Shown between entering and leaving it as a context. This one shows nothing; the others override it."""
 
-    def __enter__(self) -> "Display": ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
-        """Show the state after `step` steps."""
-
-    def epoch(self, line: str) -> None:
-        """Show the line of a finished epoch."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> "Silent":
+    def __enter__(self) -> "Display":
         return self
 
     def __exit__(
@@ -44,13 +27,13 @@ class Silent:
         return None
 
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
-        """Show nothing."""
+        """Show the state after `step` steps."""
 
     def epoch(self, line: str) -> None:
-        """Show nothing."""
+        """Show the line of a finished epoch."""
 
 
-class PlainLines(Silent):
+class PlainLines(Display):
     """One line per epoch, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -61,8 +44,8 @@ class PlainLines(Silent):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveBar:
-    """A progress bar over all steps with loss, accuracies, images per second and the time left."""
+class LiveBar(Display):
+    """A bar over all steps with loss, accuracies, images per second and the time left; no line per epoch."""
 
     def __init__(self, console: Console, *, total_steps: int, first_step: int) -> None:
         self.bar = Bar(
@@ -77,7 +60,7 @@ class LiveBar:
         )
         self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
 
-    def __enter__(self) -> "LiveBar":
+    def __enter__(self) -> "Display":
         self.bar.start()
         return self
 
@@ -91,14 +74,11 @@ class LiveBar:
         numbers = f"{describe(summary)}  {images_per_second:,.0f} img/s"
         self.bar.update(self.task, completed=step, numbers=numbers)
 
-    def epoch(self, line: str) -> None:
-        """The bar already shows what the line says."""
-
 
 def display_for(console: Console, *, enabled: bool, total_steps: int, first_step: int) -> Display:
     """Return the display that suits where the output goes."""
     if not enabled:
-        return Silent()
+        return Display()
     if console.is_terminal:
         return LiveBar(console, total_steps=total_steps, first_step=first_step)
     return PlainLines(console)

@@ -46,7 +46,7 @@ def train(
         progress: show a bar on a terminal and lines elsewhere.
         command: what the record names as the command; this process's command line by default.
     """
-    place = _checked_device(device)
+    place = _checked_device(device, recipe)
     folder = Path(run_dir)
     if resume:
         run = open_run(folder)
@@ -64,11 +64,14 @@ def train(
     return run
 
 
-def _checked_device(device: torch.device | str) -> torch.device:
+def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError:
         raise BronetError(f'device must be "cpu" or "cuda", got {device!r}') from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise BronetError(f"device must be available, got {place}: no CUDA device was found; use cpu")
+    if place.type == "cpu" and recipe.train.precision == "bf16":
+        # No gain there, and some processors announce bf16 instructions that they then refuse to run.
+        raise BronetError("train.precision must be float32 on a CPU, got bf16; train on cuda or change it")
     return place

@@ -79,9 +79,7 @@ class RunFolder:
         try:
             return from_text(self.recipe_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise BronetError(
-                f"could not read {self.recipe_file} ({error}); give the folder of a run"
-            ) from None
+            raise BronetError(f"could not read {self.recipe_file} ({error}); give the folder of a run") from None
 
     def append_log(self, entry: Json) -> None:
         """Add one line to the log and wait until it is on the disk."""
@@ -114,9 +112,7 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         raise BronetError(f"run folder {path} must be a folder, got a file; choose another name")
     if run.recipe_file.exists():
         if not overwrite:
-            raise BronetError(
-                f"run folder {path} already holds a run; resume it, overwrite it or choose another"
-            )
+            raise BronetError(f"run folder {path} already holds a run; resume it, overwrite it or choose another")
         _remove_artefacts(run)
     elif path.exists() and any(path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")

@@ -4,6 +4,7 @@ The format holds numbers and text only, so reading a file from anywhere can neve
 truncated, foreign or of another kind is refused in one line.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,7 +22,8 @@ FORMAT_KEY = "bronet"
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write the tensors and the metadata as a file of this kind; an existing file is replaced as a whole."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {FORMAT_KEY: kind, **metadata}
+    # One entry only: safetensors writes several in random order, and equal runs should give equal bytes.
+    header = {FORMAT_KEY: json.dumps({"kind": kind, **metadata})}
     replace_file(path, lambda temporary: save_file(plain, temporary, metadata=header))
 
 
@@ -39,7 +41,7 @@ def read_tensors(
     """
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = _parse((file.metadata() or {}).get(FORMAT_KEY, "{}"))
             names = [] if str(device) == "meta" else list(file.keys())
             tensors = {name: file.get_tensor(name).to(device) for name in names}
     except FileNotFoundError:
@@ -48,9 +50,20 @@ def read_tensors(
         raise BronetError(
             f"{path} must be a bronet {kind} file, but it is damaged, cut short or of another kind ({error})"
         ) from None
-    if metadata.get(FORMAT_KEY) != kind or not set(keys) <= metadata.keys():
+    if metadata.get("kind") != kind or not set(keys) <= metadata.keys():
         raise BronetError(f"{path} must be a bronet {kind} file, but it holds something else")
     return tensors, metadata
+
+
+def _parse(text: str) -> dict[str, str]:
+    """Return the text entries of a JSON object; none if it is anything else."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {key: value for key, value in entries.items() if isinstance(value, str)}
 
 
 def check_names(path: Path, found: Iterable[str], wanted: Iterable[str]) -> None:

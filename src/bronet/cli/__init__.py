@@ -1,0 +1,60 @@
+"""The command `bronet`: parse, call, print.
+
+Nothing heavy is imported before a command needs it, so that `bronet --help` answers at once. What a command
+promises to scripts is its exit status; see `bronet.cli.exit_status`.
+"""
+
+from typing import Annotated
+
+import typer
+
+from bronet.__about__ import __version__
+from bronet.cli.certify import certify
+from bronet.cli.exit_status import Commands
+from bronet.cli.info import info
+from bronet.cli.quickstart import quickstart
+from bronet.cli.recipes import app as recipes
+from bronet.cli.report import report
+from bronet.cli.train import train
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help starts sooner and can be piped
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"bronet {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def bronet(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Neural networks whose robustness is proved.
+
+    Train a network, prove for every image a radius within which its class cannot change, and report it.
+
+    Start here:  bronet quickstart
+    """
+
+
+# The order of the help page: the order in which a newcomer needs them.
+for command in (quickstart, train, certify, report):
+    app.command()(command)
+app.add_typer(recipes, name="recipes")
+app.command()(info)
+
+
+def main() -> None:
+    """Run the command line of this process and end it with the status that scripts can use."""
+    app(prog_name="bronet")

@@ -1,0 +1,107 @@
+"""`bronet certify`: from trained weights to one proved radius per image."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bronet.cli.exit_status import typed_command
+from bronet.cli.options import (
+    DataDirOption,
+    Device,
+    DeviceOption,
+    DownloadOption,
+    RunArgument,
+    Split,
+    device_name,
+    fetch_dataset,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def certify(
+    ctx: typer.Context,
+    run: RunArgument,
+    *,
+    eps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eps",
+            metavar="RADIUS",
+            help="Radius to report, such as 36/255 or 0.5; may be repeated. Default: the recipe's.",
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option("--split", help="Which images.")] = Split.TEST,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
+    ] = None,
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+    download: DownloadOption = False,
+) -> None:
+    """Prove how far each image is from changing its class.
+
+    Example:  bronet certify runs/quickstart --eps 1/4 --eps 1/2
+
+    Computed in float64 with rounding counted. Writes into the run folder: certificate.csv (one row per image)
+    and certificate.json (the proved bound of every layer).
+    """
+    from bronet.cli.console import open_console, say, show_results
+    from bronet.report.evidence import read_evidence
+    from bronet.report.table import summarize
+
+    console = open_console()
+    certify_folder(
+        run,
+        console,
+        eps=tuple(eps or ()),
+        split=split,
+        limit=limit,
+        device=device,
+        data_dir=data_dir,
+        download=download,
+        command=typed_command(ctx),
+    )
+    show_results(console, [summarize(read_evidence(run))])
+    say(console, f"rows:    {run / 'certificate.csv'}")
+    say(console, f"next:    bronet report {shlex.quote(str(run))}")
+
+
+def certify_folder(
+    folder: Path,
+    console: "Console",
+    *,
+    eps: tuple[str, ...] = (),
+    split: Split = Split.TEST,
+    limit: int | None = None,
+    device: Device,
+    data_dir: Path | None = None,
+    download: bool = False,
+    command: str,
+) -> None:
+    """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
+    from bronet.certify.run import certify_run
+    from bronet.cli.console import certifying
+    from bronet.recipe import parse_budget
+    from bronet.train import open_run
+
+    for radius in eps:
+        parse_budget(radius, name="--eps")
+    recipe = open_run(folder).recipe()
+    place = device_name(device)
+    count = len(fetch_dataset(recipe.data.name, split, data_dir=data_dir, download=download))
+    with certifying(console, count if limit is None else min(limit, count)) as show:
+        certify_run(
+            folder,
+            eps=eps,
+            split=split.value,
+            limit=limit,
+            device=place,
+            data_dir=data_dir,
+            command=command,
+            progress=show,
+        )

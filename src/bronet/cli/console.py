@@ -1,0 +1,96 @@
+"""What a person sees: tables, and a bar while images are certified. Lines of text where the output is no terminal.
+
+Colours follow the terminal and the variable NO_COLOR, as rich does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from bronet.report.table import Summary, bound_text, number_text, percent, terminal_table
+
+PIPE_WIDTH = 200
+"""Columns where the output is no terminal: wide enough that no number is cut."""
+LINES_WITHOUT_TERMINAL = 10
+"""Lines of progress at most where the output is no terminal."""
+BAR_WIDTH = 24
+
+
+def open_console() -> Console:
+    """Return a console on stdout."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is, without cutting it, so that commands and paths in it can be copied."""
+    console.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def certifying(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    """Show the progress of certifying `total` images; the block calls what it gets with the number done."""
+    if not console.is_terminal:
+        yield _lines(console, total)
+        return
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("certifying"),
+        BarColumn(bar_width=BAR_WIDTH),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        task = bar.add_task("certifying", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def show_results(console: Console, summaries: Sequence[Summary]) -> None:
+    """Print the table of one run (a quantity per line) or of several (a run per line)."""
+    console.print(_of_one(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """Return a table of two columns: what, and its value."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for what, value in facts:
+        table.add_row(Text(what), Text(value))
+    return table
+
+
+def _of_one(summary: Summary) -> Table:
+    certificate, statistics = summary.evidence.certificate, summary.statistics
+    title = f"{summary.evidence.name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_row("clean accuracy", percent(statistics.clean_accuracy))
+    for entry in statistics.certified:
+        table.add_row(f"certified accuracy, radius {entry.text}", percent(entry.accuracy))
+    table.add_row("median radius of the correct images", number_text(statistics.radius.median))
+    table.add_row("Lipschitz constant, proved to be at most", bound_text(certificate.lipschitz))
+    return table
+
+
+def _lines(console: Console, total: int) -> Callable[[int], None]:
+    """Return a function that prints a line whenever another tenth is done."""
+    shown = 0
+
+    def show(done: int) -> None:
+        nonlocal shown
+        tenth = done * LINES_WITHOUT_TERMINAL // total
+        if tenth > shown:
+            shown = tenth
+            say(console, f"certified {done:,} of {total:,} images")
+
+    return show

@@ -1,0 +1,95 @@
+"""`bronet info`: this installation, or what a run folder holds."""
+
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bronet.__about__ import __version__
+from bronet.cli.options import DataDirOption
+
+if TYPE_CHECKING:
+    from bronet.train import RunFolder
+
+Facts = list[tuple[str, str]]
+
+PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
+BYTES_PER_GIB = 2**30
+
+
+def info(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run.", show_default=False)
+    ] = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Tell versions, devices and data; of a RUN, what it holds.
+
+    Example:  bronet info runs/quickstart
+
+    Writes nothing.
+    """
+    from bronet.cli.console import facts_table, open_console
+    from bronet.train import open_run
+
+    facts = _installation(data_dir) if run is None else _contents(open_run(run))
+    open_console().print(facts_table(facts))
+
+
+def _installation(data_dir: Path | None) -> Facts:
+    import torch
+
+    facts = [("bronet", __version__), ("python", platform.python_version())]
+    facts += [(package, importlib.metadata.version(package)) for package in PACKAGES]
+    facts += [("cpu", f"{platform.machine()}, {torch.get_num_threads()} threads")]
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        facts += [(f"cuda:{number}", f"{device.name}, {device.total_memory / BYTES_PER_GIB:.0f} GiB")]
+    if not torch.cuda.is_available():
+        facts += [("cuda", "no device found")]
+    return facts + _data_sets(data_dir)
+
+
+def _data_sets(data_dir: Path | None) -> Facts:
+    """Return where each data set lies; a name alone says nothing about what the files hold."""
+    import os
+
+    from bronet.data import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
+    from bronet.data.cifar import LAYOUTS
+
+    folder = Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR)
+    facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
+    for name, layout in LAYOUTS.items():
+        places = [folder / layout.folder, folder / layout.archive]
+        found = next((str(place) for place in places if place.exists()), f"not found; see {layout.url}")
+        facts += [(name, found)]
+    return facts
+
+
+def _contents(run: "RunFolder") -> Facts:
+    recipe = run.recipe()
+    epochs = len(run.log.read_text(encoding="utf-8").splitlines()) if run.log.exists() else 0
+    facts = [
+        ("run", str(run.path)),
+        ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
+        ("trained", f"{epochs} of {recipe.train.epochs} epochs"),
+        ("weights", str(run.weights) if run.weights.exists() else f"none yet; bronet train --resume {run.path}"),
+    ]
+    rows = run.path / "certificate.csv"
+    page = run.report / "report.html"
+    facts += [("certificate", _certificate(run) if rows.exists() else f"none yet; bronet certify {run.path}")]
+    facts += [("report", str(page) if page.exists() else f"none yet; bronet report {run.path}")]
+    if run.record.exists():
+        record = json.loads(run.record.read_text(encoding="utf-8"))
+        facts += [(key, str(record[key])) for key in ("command", "commit", "device", "finished", "seconds")]
+    return facts
+
+
+def _certificate(run: "RunFolder") -> str:
+    from bronet.report.evidence import read_evidence
+
+    certificate = read_evidence(run.path).certificate
+    return f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}"

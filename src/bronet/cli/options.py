@@ -1,0 +1,61 @@
+"""Arguments that several commands share, with the words that explain them, and what they stand for."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from bronet.data import ImageSet
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Split(StrEnum):
+    """Which images of a data set."""
+
+    TEST = "test"
+    TRAIN = "train"
+
+
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one.")]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Folder of the data sets. Default: the one that BRONET_DATA names, else datasets.",
+        show_default=False,
+    ),
+]
+DownloadOption = Annotated[
+    bool, typer.Option("--download", help="Fetch the official archive if it is not there. (The digits are built in.)")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+
+
+def device_name(device: Device) -> str:
+    """Return "cpu" or "cuda"; a device that is not there is refused."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if device is Device.CUDA and not available:
+        raise BronetError("--device must be available, got cuda: no CUDA device was found; use cpu")
+    if device is Device.AUTO:
+        return "cuda" if available else "cpu"
+    return device.value
+
+
+def fetch_dataset(name: str, split: Split, *, data_dir: Path | None, download: bool) -> "ImageSet":
+    """Return the images; with `download`, files that are missing are fetched first."""
+    from bronet.data import load_dataset
+
+    return load_dataset(name, split.value, data_dir=data_dir, download=download)

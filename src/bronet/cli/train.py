@@ -1,0 +1,132 @@
+"""`bronet train`: from a recipe to a run folder with trained weights."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bronet.cli.exit_status import typed_command
+from bronet.cli.options import (
+    DataDirOption,
+    Device,
+    DeviceOption,
+    DownloadOption,
+    Split,
+    device_name,
+    fetch_dataset,
+)
+from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from bronet.recipe import Recipe
+    from bronet.train import RunFolder
+
+RUNS = Path("runs")
+RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
+
+
+def train(
+    ctx: typer.Context,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A name that `bronet recipes` lists, a YAML file, or with --resume the folder of a run.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run folder. Default: runs/NAME-OF-THE-RECIPE.", show_default=False),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.", show_default=False)
+    ] = None,
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+    download: DownloadOption = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
+) -> None:
+    """Train the network of a recipe.
+
+    Example:  bronet train digits/quickstart --set train.epochs=5
+
+    Writes into the run folder: recipe.yaml (every setting), log.jsonl (one line per epoch),
+    checkpoint.safetensors (to resume from), model.safetensors (the weights) and record.json.
+    Ctrl-C saves the state and says how to resume.
+    """
+    if resume and overwrite:
+        raise BronetError("--resume and --overwrite exclude each other; give one of them")
+    plan, folder = _chosen(recipe, out, resume=resume)
+    changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
+    run = train_recipe(
+        plan,
+        folder,
+        changes=changes,
+        device=device,
+        data_dir=data_dir,
+        download=download,
+        resume=resume,
+        overwrite=overwrite,
+        command=typed_command(ctx),
+    )
+    typer.echo(f"trained: {run.path}\nnext:    bronet certify {shlex.quote(str(run.path))}")
+
+
+def train_recipe(
+    recipe: "Recipe",
+    folder: Path,
+    *,
+    changes: list[str],
+    device: Device,
+    data_dir: Path | None = None,
+    download: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: str,
+) -> "RunFolder":
+    """Train a recipe with some settings changed; a stop by a signal ends the process with the signal's status."""
+    from bronet.recipe import override
+    from bronet.train import Interrupted
+    from bronet.train import train as train_run
+
+    recipe = override(recipe, changes)
+    place = device_name(device)
+    if download:
+        fetch_dataset(recipe.data.name, Split.TRAIN, data_dir=data_dir, download=True)
+    try:
+        return train_run(
+            recipe, folder, device=place, data_dir=data_dir, resume=resume, overwrite=overwrite, command=command
+        )
+    except Interrupted as stopped:
+        typer.echo(str(stopped), err=True)
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _chosen(text: str, out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
+    """Return the recipe that the argument names, and the folder of the run."""
+    from bronet.recipe import from_text, named_recipe
+    from bronet.train import open_run
+
+    path = Path(text)
+    if path.is_dir():
+        if not resume:
+            raise BronetError(
+                f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
+            )
+        return open_run(path).recipe(), out or path
+    if path.suffix in RECIPE_SUFFIXES:
+        try:
+            recipe = from_text(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BronetError(f"could not read the recipe {path} ({error}); give a YAML file or a name") from None
+    else:
+        recipe = named_recipe(text)
+    return recipe, out or RUNS / recipe.name.replace("/", "-")

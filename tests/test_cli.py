@@ -1,0 +1,174 @@
+"""The command line before any computing: help, refusals in one line, exit statuses, lists."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bronet.__about__ import __version__
+from bronet.cli import app
+from bronet.cli.exit_status import ExitStatus
+from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text
+
+COMMANDS = ("quickstart", "train", "certify", "report", "recipes", "info")
+HELP_SECONDS = 0.5
+HEAVY = ("torch", "numpy", "matplotlib")
+QUICK = "digits/quickstart"
+
+run = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Default folders such as runs and datasets lie below the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BRONET_DATA", raising=False)
+    return tmp_path
+
+
+def refusal(*words: str) -> str:
+    """Run a command that must be refused; return its one line on stderr."""
+    result = run.invoke(app, words)
+    assert result.exit_code == ExitStatus.USER_ERROR
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    code = f"import sys, bronet.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_help_takes_less_than_half_a_second_of_computing() -> None:
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "bronet", "--help"], capture_output=True, check=True)
+    after = os.times()
+    # Seconds of the processor, so that a busy machine does not fail the test.
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert seconds < HELP_SECONDS
+
+
+def test_help_of_the_program_names_every_command() -> None:
+    shown = run.invoke(app, ["--help"])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_gives_an_example_and_what_it_writes(command: str) -> None:
+    shown = run.invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert f"Example:  bronet {command}" in shown.stdout
+    assert "Writes" in shown.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_refused(command: str) -> None:
+    result = run.invoke(app, [command, "--sed", "3"])
+    assert result.exit_code == ExitStatus.USER_ERROR
+    assert "--sed" in result.stderr
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert run.invoke(app, ["--version"]).stdout == f"bronet {__version__}\n"
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    assert "did you mean 'digits/quickstart'?" in refusal("train", "digits/quikstart")
+    assert "did you mean 'cifar10/bronet-m'?" in refusal("recipes", "show", "cifar10/bronet_m")
+
+
+@pytest.mark.parametrize("command", ["certify", "info"])
+def test_a_folder_without_a_run_is_one_line(command: str, empty_folder: Path) -> None:
+    assert "nowhere must be the folder of a run" in refusal(command, "nowhere")
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_reporting_what_is_not_certified_is_one_line() -> None:
+    assert "certificate.json" in refusal("report", "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.epoch=3", "did you mean train.epochs?"),
+        ("train.epochs=0", "train.epochs must be at least 1, got 0"),
+        ("train.epochs", "a setting must be written key=value"),
+        ("model.rank=1", "0 < n/m < 1"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_writes_nothing(setting: str, words: str, empty_folder: Path) -> None:
+    assert words in refusal("train", QUICK, "--set", setting)
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_a_missing_data_folder_is_one_line_and_writes_nothing(empty_folder: Path) -> None:
+    assert "cifar10 must be in" in refusal("train", "cifar10/bronet-small", "--data-dir", "elsewhere")
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_resuming_what_was_never_begun_is_one_line() -> None:
+    assert "must be the folder of a run" in refusal("train", QUICK, "--resume")
+
+
+def test_resuming_and_overwriting_exclude_each_other() -> None:
+    assert "exclude each other" in refusal("train", QUICK, "--resume", "--overwrite")
+
+
+def test_a_folder_is_no_recipe_unless_it_is_resumed(empty_folder: Path) -> None:
+    assert "add --resume" in refusal("train", str(empty_folder))
+
+
+def test_an_unreadable_recipe_file_is_one_line(empty_folder: Path) -> None:
+    assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
+    (empty_folder / "mine.yaml").write_bytes(b"\xff\xfe")
+    assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
+
+
+@pytest.mark.parametrize("radius", ["abc", "-1", "nan", "1/0", "1e3"])
+def test_a_radius_that_is_no_number_is_refused(radius: str, empty_folder: Path) -> None:
+    (empty_folder / "recipe.yaml").write_text(to_text(named_recipe(QUICK)))
+    assert refusal("certify", ".", "--eps", radius).startswith("error: --eps must")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_shown_recipe_reads_back_as_itself(name: str) -> None:
+    assert from_text(run.invoke(app, ["recipes", "show", name]).stdout) == named_recipe(name)
+
+
+def test_the_list_of_recipes_counts_parameters() -> None:
+    lines = run.invoke(app, ["recipes"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names()]
+    medium = next(line for line in lines if line.startswith("cifar10/bronet-m"))
+    assert medium.split() == ["cifar10/bronet-m", "cifar10", "36,545,034", "800", "256"]
+
+
+def test_info_tells_versions_and_data(empty_folder: Path) -> None:
+    (empty_folder / "cifar-100-binary").mkdir()
+    facts = dict(line.split(maxsplit=1) for line in run.invoke(app, ["info", "--data-dir", "."]).stdout.splitlines())
+    assert facts["bronet"].strip() == __version__
+    assert facts["cifar100"].strip() == "cifar-100-binary"
+    assert facts["cifar10"].startswith("not found")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "bronet", "recipes", "show", QUICK]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == ExitStatus.USER_ERROR
+    assert result.stderr == "error: the system refused: No space left on device\n"
+
+
+def test_quickstart_does_not_replace_another_run(empty_folder: Path) -> None:
+    recipe = empty_folder / "recipe.yaml"
+    recipe.write_text(to_text(override(named_recipe(QUICK), ["name=months of work"])))
+    before = recipe.read_text()
+    assert "months of work" in refusal("quickstart", "--out", ".")
+    assert recipe.read_text() == before

@@ -1,0 +1,217 @@
+"""The report: reads a run folder only, writes every file whole, escapes everything, refuses contradictions."""
+
+import io
+import json
+import re
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bronet.certify.rows import Row, write_rows
+from bronet.errors import BronetError
+from bronet.report import ReportPaths, write_report
+from bronet.report.evidence import read_evidence
+from bronet.report.table import bound_text, csv_table, json_summary, markdown_table, summarize, terminal_table
+
+CERTIFICATE = {
+    "data": "digits",
+    "split": "test",
+    "images": 4,
+    "eps": ["1/4", "1/2"],
+    "lipschitz": 1.0234567891,
+    "layers": [
+        {"name": "stem", "kind": "<b>Conv</b>", "lipschitz": 1.0234567, "rounding_gain": 1e-15},
+        {"name": "backbone.0", "kind": "BROConv2d", "lipschitz": 1.0 + 2**-40, "rounding_gain": 2e-14},
+    ],
+    "rounding": {"worst": 3e-11},
+    "precision": "float64",
+    "seconds": 1.5,
+    "command": "bronet certify runs/first --eps 1/4 --eps 1/2",
+    "weights_sha256": "ab" * 32,
+}
+
+
+def _make_run(parent: Path) -> Path:
+    folder = parent / "first"
+    folder.mkdir()
+    radii = [(True, 0.25), (True, 0.5), (False, 2.0), (True, 1.0)]
+    rows = (
+        Row(
+            index=index,
+            label=0,
+            prediction=int(not correct),
+            correct=correct,
+            margin=radius,
+            radius=radius,
+            naive_radius=radius,
+        )
+        for index, (correct, radius) in enumerate(radii)
+    )
+    write_rows(folder / "certificate.csv", rows)
+    (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    (folder / "recipe.yaml").write_text("name: first # <script>alert('no')</script>\n")
+    (folder / "record.json").write_text(json.dumps({"command": "bronet train digits", "seed": 0, "commit": None}))
+    (folder / "log.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 0.5}\n')
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return _make_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
+    """A report that tests only read: drawing takes most of a test's time."""
+    return write_report(_make_run(tmp_path_factory.mktemp("reported")))
+
+
+class _Page(HTMLParser):
+    """Collects tags, attributes and text, and checks that every tag is closed."""
+
+    VOID = frozenset({"meta", "img", "source"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"src", "href", "srcset"}]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _parsed(path: Path) -> _Page:
+    page = _Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    page.close()
+    assert page.open == []
+    return page
+
+
+def test_all_five_files_are_written_and_nothing_else(reported: ReportPaths) -> None:
+    folder = reported.page.parent
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"curve.png", "curve.pdf", "report.html", "summary.md", "summary.json"}
+    assert {path.name for path in reported} == names
+    assert all(path.stat().st_size > 0 for path in reported)
+    inputs = {"certificate.csv", "certificate.json", "recipe.yaml", "record.json", "log.jsonl"}
+    assert {path.name for path in folder.parent.iterdir()} == inputs | {"report"}
+
+
+def test_the_page_holds_everything_and_loads_nothing(reported: ReportPaths) -> None:
+    page = _parsed(reported.page)
+    assert len(page.links) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert "script" not in page.tags
+    assert "b" not in page.tags
+    for expected in (
+        "clean accuracy75.0 %",
+        "certified at ε\u00a0=\u00a01/450.0 %",
+        "<script>alert('no')</script>",
+        "<b>Conv</b>",
+        "bronet train digits",
+        "bronet certify runs/first --eps 1/4 --eps 1/2",
+        "2 epochs logged",
+        "ab" * 32,
+    ):
+        assert expected in page.text
+
+
+def test_a_hostile_run_name_is_only_text(run: Path) -> None:
+    hostile = run.rename(run.with_name("<img src=x onerror=a> $name | x"))
+    paths = write_report(hostile)
+    page = _parsed(paths.page)
+    assert page.tags.count("img") == 1
+    assert "<img src=x onerror=a> $name | x" in page.text
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in paths.summary_md.read_text().splitlines()}
+    assert len(columns) == 1
+
+
+def test_the_summary_has_every_digit(reported: ReportPaths) -> None:
+    content = json.loads(reported.summary_json.read_text())
+    assert content["clean_accuracy"] == 0.75
+    assert content["certified_accuracy"] == {"1/4": 0.5, "1/2": 0.25}
+    assert content["radius"]["median"] == 0.5
+    assert content["lipschitz"] == CERTIFICATE["lipschitz"]
+    assert content["record"]["seed"] == 0
+
+
+def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
+    row = Row(index=0, label=0, prediction=1, correct=False, margin=1.0, radius=1.0, naive_radius=1.0)
+    write_rows(run / "certificate.csv", [row])
+    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | {"images": 1}))
+    text = json_summary(summarize(read_evidence(run)))
+    content = json.loads(text, parse_constant=pytest.fail)
+    assert content["radius"] == {"median": None, "variance": None, "skewness": None}
+
+
+def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
+    first = summarize(read_evidence(run))
+    other = run.rename(run.with_name("second"))
+    (other / "certificate.json").write_text(json.dumps(CERTIFICATE | {"eps": ["0.1"]}))
+    second = summarize(read_evidence(other))
+    assert markdown_table([first, second]) == (
+        "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 | median radius | Lipschitz bound |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| first | 4 | 75.0 % | – | 50.0 % | 25.0 % | 0.5000 | 1.023457 |\n"
+        "| second | 4 | 75.0 % | 75.0 % | – | – | 0.5000 | 1.023457 |\n"
+    )
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(terminal_table([first, second]))
+    text = console.export_text()
+    assert "second" in text
+    assert "50.0 %" in text
+    assert len(csv_table([first, second]).splitlines()) == 4
+
+
+@pytest.mark.parametrize("value", [1.0, 1.0 + 2**-52, 1.0 + 1e-9, 1.0234567891, 0.9999999999, 17.3, 123456789.1])
+def test_a_printed_bound_is_never_smaller_than_the_bound(value: float) -> None:
+    printed = sum(Fraction(part) for part in bound_text(value).split(" + "))
+    assert printed >= Fraction(value)
+    assert printed <= Fraction(value) * (1 + Fraction(1, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": 5}, "one row for each of the 5 images"),
+        ({"lipschitz": "1.0"}, "lipschitz must be a number, got '1.0'"),
+        ({"eps": [0.25]}, "eps must be a list of texts"),
+        ({"eps": ["a/b"]}, "eps must be a number or fraction"),
+        ({"rounding": 1e-11}, "rounding must be an object"),
+        ({"layers": [{"name": "stem"}]}, r"layers\[0\].kind is missing"),
+    ],
+)
+def test_a_certificate_that_cannot_be_right_is_refused(run: Path, change: dict[str, object], message: str) -> None:
+    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | change))
+    with pytest.raises(BronetError, match=message) as error:
+        write_report(run)
+    assert "\n" not in str(error.value)
+    assert not (run / "report").exists()
+
+
+@pytest.mark.parametrize("name", ["certificate.csv", "certificate.json", "recipe.yaml"])
+def test_a_missing_file_is_one_clear_line(run: Path, name: str) -> None:
+    (run / name).unlink()
+    with pytest.raises(BronetError, match=re.escape(name)):
+        write_report(run)
+
+
+def test_record_and_log_are_optional(run: Path) -> None:
+    (run / "record.json").unlink()
+    (run / "log.jsonl").unlink()
+    assert "epochs logged" not in _parsed(write_report(run).page).text

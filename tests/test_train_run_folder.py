@@ -1,0 +1,78 @@
+"""The run folder: its layout, and what it refuses to overwrite."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bronet.errors import BronetError
+from bronet.recipe import named_recipe
+from bronet.train.run_folder import create_run, describe_run, open_run
+
+RECIPE = named_recipe("digits/quickstart")
+
+
+def test_a_new_run_holds_its_recipe(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "deep" / "run", RECIPE)
+    assert run.recipe() == RECIPE
+    assert open_run(run.path).recipe() == RECIPE
+
+
+def test_an_existing_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", RECIPE)
+    run.append_log({"epoch": 1})
+    with pytest.raises(BronetError, match="already holds a run"):
+        create_run(run.path, RECIPE)
+    assert run.log.exists()
+
+
+def test_overwriting_removes_the_old_run_and_nothing_else(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", RECIPE)
+    run.append_log({"epoch": 1})
+    run.report.mkdir()
+    (run.report / "curve.png").touch()
+    (run.path / "notes.txt").write_text("mine")
+    create_run(run.path, RECIPE, overwrite=True)
+    assert sorted(entry.name for entry in run.path.iterdir()) == ["notes.txt", "recipe.yaml"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_other_files_is_never_touched(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(BronetError, match="other files"):
+        create_run(tmp_path, RECIPE, overwrite=overwrite)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(BronetError, match="got a file"):
+        create_run(tmp_path / "run", RECIPE)
+    with pytest.raises(BronetError, match="could not make run folder"):
+        create_run(tmp_path / "run" / "inner", RECIPE)
+
+
+def test_what_is_no_run_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(BronetError, match=r"no recipe\.yaml"):
+        open_run(tmp_path)
+
+
+def test_the_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", RECIPE)
+    run.truncate_log(0)
+    for epoch in (1, 2, 3):
+        run.append_log({"epoch": epoch})
+    run.truncate_log(2)
+    assert [json.loads(line)["epoch"] for line in run.log.read_text().splitlines()] == [1, 2]
+
+
+def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", RECIPE)
+    record = describe_run(RECIPE, device=torch.device("cpu"), command="bronet train x")
+    run.write_record(record)
+    stored = json.loads(run.record.read_text())
+    assert stored == record
+    assert stored["command"] == "bronet train x"
+    assert stored["seed"] == RECIPE.train.seed
+    assert stored["versions"]["torch"] == torch.__version__
