@@ -7,7 +7,7 @@ import os
 # process. Tests of half precision are about our code, so they stay with the older instructions.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
-import torch  # noqa: E402
+import torch
 
 if importlib.util.find_spec("beartype") is not None:
     from jaxtyping import install_import_hook

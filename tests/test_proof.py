@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jacobian import jacobian
 from torch.nn import functional as F
 
 from bronet import BronetError
@@ -15,6 +14,7 @@ from bronet.proof.proved_map import Product, gain_of_products
 from bronet.proof.reflector import a_priori_reflector_norm
 from bronet.proof.rounding import gamma, up
 from bronet.proof.spectral import absolute_norm, largest_eigenvalue, largest_singular_value
+from jacobian import jacobian
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

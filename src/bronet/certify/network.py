@@ -9,7 +9,7 @@ found by a division. No estimate enters; TF32 plays no part in float64.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from bronet.errors import BronetError
@@ -84,7 +84,7 @@ class ProvedNetwork:
         return self.head.logits.apply(x)
 
     @torch.no_grad()
-    def certify(self, images: Float[Tensor, "b c h w"]) -> Certificate:
+    def certify(self, images: Shaped[Tensor, "b c h w"]) -> Certificate:
         """Return prediction and proved radius of every image."""
         x = self._checked(images)
         zero = x.new_zeros(x.shape[0])

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.exit_status import typed_command
 from bronet.cli.options import (
     DataDirOption,
     Device,
@@ -16,6 +15,7 @@ from bronet.cli.options import (
     Split,
     device_name,
     fetch_dataset,
+    typed_command,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def certify(
-    ctx: typer.Context,
     run: RunArgument,
     *,
     eps: Annotated[
@@ -64,7 +63,7 @@ def certify(
         device=device,
         data_dir=data_dir,
         download=download,
-        command=typed_command(ctx),
+        command=typed_command(),
     )
     show_results(console, [summarize(read_evidence(run))])
     say(console, f"rows:    {run / 'certificate.csv'}")

@@ -6,7 +6,6 @@ also shows as 143.
 """
 
 import errno
-import shlex
 from enum import IntEnum
 from typing import Any
 
@@ -27,15 +26,7 @@ class ExitStatus(IntEnum):
 
 
 class Commands(TyperGroup):
-    """The group of all commands: turns what they raise into one line on stderr and an exit status.
-
-    It also keeps the command line as it was typed, for the records, in the context's `obj`.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the words after `bronet`, then parse them."""
-        ctx.obj = shlex.join(["bronet", *args])
-        return super().parse_args(ctx, args)
+    """The group of all commands: turns what they raise into one line on stderr and an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; a fault of this program passes through with its traceback."""
@@ -50,11 +41,6 @@ class Commands(TyperGroup):
                 raise
             where = f" {error.filename}" if error.filename else ""
             raise _ended(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
-
-
-def typed_command(ctx: typer.Context) -> str:
-    """Return the command line as the user typed it, quoted for a shell."""
-    return str(ctx.obj)
 
 
 def _ended(message: str, status: int) -> typer.Exit:

@@ -1,5 +1,7 @@
 """Arguments that several commands share, with the words that explain them, and what they stand for."""
 
+import shlex
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +42,11 @@ DownloadOption = Annotated[
     bool, typer.Option("--download", help="Fetch the official archive if it is not there. (The digits are built in.)")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+
+
+def typed_command() -> str:
+    """Return the command line of this process, quoted for a shell, for the records of a run."""
+    return shlex.join(["bronet", *sys.argv[1:]])
 
 
 def device_name(device: Device) -> str:

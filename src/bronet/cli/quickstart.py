@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from bronet.cli.certify import certify_folder
-from bronet.cli.exit_status import typed_command
-from bronet.cli.options import Device
+from bronet.cli.options import Device, typed_command
 from bronet.cli.train import train_recipe
 from bronet.errors import BronetError
 
@@ -16,7 +15,6 @@ RECIPE_NAME = "digits/quickstart"
 
 
 def quickstart(
-    ctx: typer.Context,
     out: Annotated[Path, typer.Option("--out", help="Run folder; an earlier quick start in it is replaced.")] = Path(
         "runs/quickstart"
     ),
@@ -30,16 +28,16 @@ def quickstart(
     recipe, the weights, one row per test image, and a report with the curve of certified accuracy.
     """
     from bronet.cli.console import open_console, say, show_results
-    from bronet.recipe import named_recipe
+    from bronet.recipe import named_recipe, override
     from bronet.report import write_report
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
     _refuse_other_runs(out)
-    console, command = open_console(), typed_command(ctx)
-    recipe = named_recipe(RECIPE_NAME)
+    console, command = open_console(), typed_command()
+    recipe = override(named_recipe(RECIPE_NAME), [f"train.seed={seed}"])
     say(console, f"training the recipe {RECIPE_NAME} for {recipe.train.epochs} epochs on the embedded digits")
-    train_recipe(recipe, out, changes=[f"train.seed={seed}"], device=Device.CPU, overwrite=True, command=command)
+    train_recipe(recipe, out, device=Device.CPU, overwrite=True, command=command)
     certify_folder(out, console, device=Device.CPU, command=command)
     paths = write_report(out)
     show_results(console, [summarize(read_evidence(out))])

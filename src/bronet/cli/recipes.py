@@ -1,40 +1,42 @@
 """`bronet recipes`: what can be trained by name."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-app = typer.Typer(invoke_without_command=True)
+LIST = "list"
+
+
+class ListByDefault(TyperGroup):
+    """A group that lists the recipes when no command is given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after `bronet recipes`."""
+        return super().parse_args(ctx, args or [LIST])
+
+
+app = typer.Typer(cls=ListByDefault)
 
 
 @app.callback()
-def recipes(ctx: typer.Context) -> None:
+def recipes() -> None:
     """List the named recipes, or show one as YAML.
 
     Example:  bronet recipes show digits/quickstart > mine.yaml
 
     Writes nothing. A YAML file, changed as you like, is what `bronet train` reads.
     """
-    if ctx.invoked_subcommand is None:
-        _list()
 
 
-@app.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.", show_default=False)],
-) -> None:
-    """Print a recipe as YAML, every setting written out.
+@app.command(LIST)
+def list_recipes() -> None:
+    """List the recipes with their parameters, epochs and batch size.
 
-    Example:  bronet recipes show cifar10/bronet-m
+    Example:  bronet recipes
 
     Writes nothing.
     """
-    from bronet.recipe import named_recipe, to_text
-
-    typer.echo(to_text(named_recipe(name)), nl=False)
-
-
-def _list() -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -54,3 +56,18 @@ def _list() -> None:
         cells = (name, recipe.data.name, f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size))
         table.add_row(*(Text(cell) for cell in cells))
     open_console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.", show_default=False)],
+) -> None:
+    """Print a recipe as YAML, every setting written out.
+
+    Example:  bronet recipes show cifar10/bronet-m
+
+    Writes nothing.
+    """
+    from bronet.recipe import named_recipe, to_text
+
+    typer.echo(to_text(named_recipe(name)), nl=False)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of certified runs.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of certified runs.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder of the comparison, when there are several runs.")] = Path(
         "report"
     ),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.exit_status import typed_command
 from bronet.cli.options import (
     DataDirOption,
     Device,
@@ -15,6 +14,7 @@ from bronet.cli.options import (
     Split,
     device_name,
     fetch_dataset,
+    typed_command,
 )
 from bronet.errors import BronetError
 
@@ -27,7 +27,6 @@ RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
 
 
 def train(
-    ctx: typer.Context,
     recipe: Annotated[
         str,
         typer.Argument(
@@ -64,18 +63,17 @@ def train(
     """
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
-    plan, folder = _chosen(recipe, out, resume=resume)
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
+    plan, folder = _chosen(recipe, changes, out, resume=resume)
     run = train_recipe(
         plan,
         folder,
-        changes=changes,
         device=device,
         data_dir=data_dir,
         download=download,
         resume=resume,
         overwrite=overwrite,
-        command=typed_command(ctx),
+        command=typed_command(),
     )
     typer.echo(f"trained: {run.path}\nnext:    bronet certify {shlex.quote(str(run.path))}")
 
@@ -84,7 +82,6 @@ def train_recipe(
     recipe: "Recipe",
     folder: Path,
     *,
-    changes: list[str],
     device: Device,
     data_dir: Path | None = None,
     download: bool = False,
@@ -92,12 +89,10 @@ def train_recipe(
     overwrite: bool = False,
     command: str,
 ) -> "RunFolder":
-    """Train a recipe with some settings changed; a stop by a signal ends the process with the signal's status."""
-    from bronet.recipe import override
+    """Train a recipe; a stop by a signal ends the process with the signal's status."""
     from bronet.train import Interrupted
     from bronet.train import train as train_run
 
-    recipe = override(recipe, changes)
     place = device_name(device)
     if download:
         fetch_dataset(recipe.data.name, Split.TRAIN, data_dir=data_dir, download=True)
@@ -110,9 +105,9 @@ def train_recipe(
         raise typer.Exit(stopped.exit_code) from None
 
 
-def _chosen(text: str, out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
-    """Return the recipe that the argument names, and the folder of the run."""
-    from bronet.recipe import from_text, named_recipe
+def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
+    """Return the recipe that the argument names, with some settings changed, and the folder of the run."""
+    from bronet.recipe import from_text, named_recipe, override
     from bronet.train import open_run
 
     path = Path(text)
@@ -121,7 +116,7 @@ def _chosen(text: str, out: Path | None, *, resume: bool) -> tuple["Recipe", Pat
             raise BronetError(
                 f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
             )
-        return open_run(path).recipe(), out or path
+        return override(open_run(path).recipe(), changes), out or path
     if path.suffix in RECIPE_SUFFIXES:
         try:
             recipe = from_text(path.read_text(encoding="utf-8"))
@@ -129,4 +124,5 @@ def _chosen(text: str, out: Path | None, *, resume: bool) -> tuple["Recipe", Pat
             raise BronetError(f"could not read the recipe {path} ({error}); give a YAML file or a name") from None
     else:
         recipe = named_recipe(text)
+    recipe = override(recipe, changes)
     return recipe, out or RUNS / recipe.name.replace("/", "-")

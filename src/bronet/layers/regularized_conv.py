@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_input
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, require_channels
 from bronet.layers.residual import IdentityResidual
+from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear
 
@@ -78,7 +79,8 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
     def reset_parameters(self) -> None:
         """Orthogonal kernel, or near the identity with the residual re-parameterisation."""
         if self.residual is None:
-            nn.init.orthogonal_(self.weight)
+            with torch.no_grad():  # the factorisation behind it does not exist in half precision
+                self.weight.copy_(nn.init.orthogonal_(self.weight.float()))
         else:
             nn.init.normal_(self.weight, std=1 / (self.weight.shape[0] * self.kernel_size**2))
             self.residual.reset_parameters()
@@ -97,7 +99,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
     def update_estimate(self, steps: int) -> None:
         """Take power-iteration steps on J'J, warm-started from the stored vector."""
         v = self.power_vector
-        kernel = self.kernel(v.dtype)
+        kernel = unit_scaled(self.kernel(v.dtype))  # the direction is the same, and squares cannot underflow
         for _ in range(steps):
             w = F.conv2d(v, kernel, stride=self.geometry.stride, padding=self.geometry.padding)
             v = conv2d_input(v.shape, kernel, w, stride=self.geometry.stride, padding=self.geometry.padding)

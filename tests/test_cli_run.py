@@ -1,0 +1,130 @@
+"""The command line from a recipe to a report, on a recipe shrunk to seconds."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+from bronet.cli import app
+from bronet.cli.exit_status import ExitStatus
+from bronet.cli.quickstart import RECIPE_NAME
+from bronet.recipe import named_recipe, to_text
+
+SHRUNK = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]
+SHORT = ["train.epochs=1", "optim.warmup_epochs=0"]
+TRAINED = {"recipe.yaml", "log.jsonl", "checkpoint.safetensors", "model.safetensors", "record.json"}
+CERTIFIED = TRAINED | {"certificate.csv", "certificate.json"}
+REPORTED = {"report.html", "curve.png", "curve.pdf", "summary.md", "summary.json"}
+
+terminal = CliRunner()
+
+
+def run(*words: str) -> Result:
+    """Run a command that must succeed."""
+    result = terminal.invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refusal(*words: str) -> str:
+    """Run a command that must be refused; return its one line on stderr."""
+    result = terminal.invoke(app, words)
+    assert result.exit_code == ExitStatus.USER_ERROR
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def settings(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "first"
+    run("train", RECIPE_NAME, "--out", str(folder), *settings(*SHRUNK, *SHORT))
+    return folder
+
+
+def test_train_certify_report_write_all_files(trained: Path) -> None:
+    assert names(trained) == TRAINED
+    certified = run("certify", str(trained), "--eps", "1/10", "--limit", "30")
+    assert names(trained) == CERTIFIED
+    assert "certified accuracy, radius 1/10" in certified.stdout
+    assert f"next:    bronet report {trained}" in certified.stdout
+    with (trained / "certificate.csv").open() as file:
+        assert [int(row["index"]) for row in csv.DictReader(file)] == list(range(30))
+    reported = run("report", str(trained))
+    assert names(trained / "report") == REPORTED
+    assert str(trained / "report" / "report.html") in reported.stdout
+    assert "30 test images, radii 1/10" in run("info", str(trained)).stdout
+
+
+def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
+    second = trained.parent / "second"
+    run("train", RECIPE_NAME, "--seed", "1", "--out", str(second), *settings(*SHRUNK, *SHORT))
+    for folder, eps in ((trained, "1/4"), (second, "1/8")):
+        run("certify", str(folder), "--limit", "10", "--eps", eps)
+    shown = run("report", str(trained), str(second), "--out", "both").stdout
+    assert names(trained.parent / "both") == {"comparison.md", "comparison.csv", "curve.png"}
+    assert all(word in shown for word in ("first", "second", "ε = 1/8", "ε = 1/4"))
+    assert "different folder names" in refusal("report", str(trained), str(trained))
+
+
+def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(to_text(named_recipe(RECIPE_NAME)))
+    result = run("train", "mine.yaml", *settings(*SHRUNK, *SHORT, "name=a/b"))
+    assert "next:    bronet certify runs/a-b" in result.stdout
+    assert names(Path("runs/a-b")) == TRAINED
+
+
+def test_a_run_is_replaced_only_on_request(trained: Path) -> None:
+    before = contents(trained)
+    assert "already holds a run" in refusal("train", RECIPE_NAME, "--out", str(trained))
+    assert contents(trained) == before
+    run("train", RECIPE_NAME, "--out", str(trained), "--overwrite", "--seed", "1", *settings(*SHRUNK, *SHORT))
+    assert json.loads((trained / "record.json").read_text())["seed"] == 1
+
+
+def test_truncated_weights_are_one_line_and_write_nothing(trained: Path) -> None:
+    weights = trained / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    before = contents(trained)
+    assert "model.safetensors must be a bronet weights file" in refusal("certify", str(trained))
+    assert contents(trained) == before
+
+
+def test_nan_weights_are_one_line_and_write_nothing(trained: Path) -> None:
+    weights = trained / "model.safetensors"
+    with safe_open(weights, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["head.weight"] = torch.full_like(tensors["head.weight"], torch.nan)
+    save_file(tensors, weights, metadata=metadata)
+    before = contents(trained)
+    assert "head.weight" in refusal("certify", str(trained))
+    assert contents(trained) == before
+
+
+def test_certifying_an_unfinished_run_is_one_line(trained: Path) -> None:
+    (trained / "model.safetensors").unlink()
+    assert "model.safetensors does not exist" in refusal("certify", str(trained))
+
+
+def test_resuming_with_another_setting_names_it(trained: Path) -> None:
+    assert "optim.lr" in refusal("train", str(trained), "--resume", "--set", "optim.lr=0.5")
