@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bronet.ortho.real_form import with_ridge
 from bronet.ortho.reflector import block_reflector, embed_channels, reflect
 from bronet.ortho.spd import symmetric_inverse, unit_scaled
+from bronet.ortho.spectrum import with_ridge
 
 RIDGE = 1e-7
 # Rounding moves an eigenvalue by the condition of V'V, which is large for some Gaussian V.

@@ -108,7 +108,6 @@ def train_recipe(
 def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
     """Return the recipe that the argument names, with some settings changed, and the folder of the run."""
     from bronet.recipe import from_text, named_recipe, override
-    from bronet.train import open_run
 
     path = Path(text)
     if path.is_dir():
@@ -116,6 +115,8 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
             raise BronetError(
                 f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
             )
+        from bronet.train import open_run
+
         return override(open_run(path).recipe(), changes), out or path
     if path.suffix in RECIPE_SUFFIXES:
         try:

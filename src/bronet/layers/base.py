@@ -64,6 +64,11 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
             self._kept[key] = kept
         return kept[1]
 
+    @property
+    def keeps_derived(self) -> bool:
+        """Whether the layer is inside `frozen`, so that no gradient is wanted for its parameters."""
+        return self._kept is not None
+
     def _derive_at_full_precision(self, key: Hashable) -> T:
         device = next(self.parameters()).device.type
         with torch.autocast(device, enabled=False):

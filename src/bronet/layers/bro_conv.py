@@ -16,25 +16,28 @@ from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.real_form import (
+    Geometry,
     ReflectorFactors,
     Windows,
-    convolve,
+    apply_factors,
+    bro_convolution,
     embed_image,
-    gram,
+    geometry_of,
+    images_of,
+    pixels_of,
     reflector_factors,
-    rows_of_channels,
-    spectrum_blocks,
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
+from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks, spectrum_gram
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
 from bronet.proof.reflector import a_priori_reflector_norm, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
-class _GridKey(NamedTuple):
-    grid: tuple[int, int]
-    dense: bool
+class _Key(NamedTuple):
+    geometry: Geometry
+    precision: torch.dtype
     dtype: torch.dtype
 
 
@@ -108,32 +111,41 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
         return weight if self.residual is None else self.residual(weight)
 
     def derive(self, key: object) -> ReflectorFactors:
-        assert isinstance(key, _GridKey)
-        V = self.V(key.dtype)
-        return reflector_factors(V, key.grid, dense=key.dense, ridge=self.ridge)
+        assert isinstance(key, _Key)
+        return reflector_factors(self.V(key.precision), key.geometry, dtype=key.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, "BROConv2d")
         x = self.unshuffle(x)
-        windows = self._windows((x.shape[-2], x.shape[-1]))
-        dense = is_dense(windows.source.grid, x.device)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
-        factors = self.derived(_GridKey(windows.source.grid, dense, precision))
-        if not torch.is_autocast_enabled(x.device.type):
-            factors = ReflectorFactors(factors.A.to(x.dtype), factors.inverse.to(x.dtype))
-        return convolve(x, factors, windows, c_out=self.out_channels, dense=dense)
-
-    def _windows(self, size: tuple[int, int]) -> Windows:
-        return Windows.of(size, self.padding, keep_padding=self.keep_padding)
+        with torch.autocast(x.device.type, enabled=False):
+            if self.keeps_derived:
+                geometry = geometry_of(
+                    x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
+                )
+                factors = self.derived(_Key(geometry, precision, x.dtype))
+                return images_of(apply_factors(pixels_of(x), factors, geometry), geometry)
+            return bro_convolution(
+                x,
+                self.V(precision),
+                c_out=self.out_channels,
+                padding=self.padding,
+                keep_padding=self.keep_padding,
+                ridge=self.ridge,
+            )
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
-        windows = self._windows(size)
+        windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)
         grid, device = windows.source.grid, self.weight.device
         dense = is_dense(grid, device)
-        A = spectrum_blocks(unit_scaled(self.V(torch.float64).detach()), grid, dense=dense)
-        Q = orthonormal_factor(A, gram(A), ridge=self.ridge)
+        geometry = Geometry(windows, self.out_channels, self.ridge, dense)
+        V = unit_scaled(self.V(torch.float64).detach())
+        A = spectrum_blocks(V, grid, dense=dense)
+        Q = orthonormal_factor(A, spectrum_gram(V, A, grid, dense=dense), ridge=self.ridge)
         whole = real_dft(Windows.of(grid, 0, keep_padding=True).target, dense=dense, dtype=torch.float64, device=device)
         source = real_dft(windows.source, dense=dense, dtype=torch.float64, device=device)
         target = real_dft(windows.target, dense=dense, dtype=torch.float64, device=device)
@@ -150,10 +162,9 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
 
         def apply(x: Tensor) -> Tensor:
             x = self.unshuffle(x)
-            pixels = x.permute(2, 3, 1, 0).reshape(-1, x.shape[1], x.shape[0])
+            pixels = pixels_of(x)
             v = target.synthesis(Q_out @ (Q_in.mT @ source.analysis(pixels)))
-            y = embed_image(pixels, self.out_channels, windows) - 2 * v
-            return y.view(*windows.target.size, self.out_channels, -1).permute(3, 2, 0, 1)
+            return images_of(embed_image(pixels, geometry) - 2 * v, geometry)
 
         bound = reflector_norm(up(Q_norm**2 * basis_norm**2))
         return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, UNDERFLOW)

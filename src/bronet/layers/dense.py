@@ -13,9 +13,9 @@ from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
-from bronet.ortho.real_form import with_ridge
 from bronet.ortho.reflector import embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, symmetric_inverse, unit_scaled
+from bronet.ortho.spectrum import with_ridge
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up

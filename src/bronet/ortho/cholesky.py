@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.real_form import with_ridge
 from bronet.ortho.spd import CHOLESKY_RIDGE, unit_scaled
+from bronet.ortho.spectrum import with_ridge
 
 
 def cholesky_orthogonal(

@@ -45,6 +45,14 @@ class DenseDFT:
         f, two_c, b = u.shape
         return (self.matrix.mT @ u.reshape(2 * f, (two_c // 2) * b)).view(-1, two_c // 2, b)
 
+    def synthesis_added(
+        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], factor: float
+    ) -> Float[Tensor, "pixels c b"]:
+        """Return residual + factor D'u, in one product."""
+        pixels, c, b = residual.shape
+        added = residual.reshape(pixels, c * b)
+        return torch.addmm(added, self.matrix.mT, u.reshape(-1, c * b), alpha=factor).view(pixels, c, b)
+
     def factors(self) -> tuple[Tensor, ...]:
         """Return the real matrices whose composition D is."""
         return (self.matrix,)
@@ -66,11 +74,21 @@ class SeparableDFT:
 
     def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
         """Return D'u."""
+        c, b = u.shape[1] // 2, u.shape[2]
+        return (self.height.mT @ self._along_height(u)).view(-1, c, b)
+
+    def synthesis_added(
+        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], factor: float
+    ) -> Float[Tensor, "pixels c b"]:
+        """Return residual + factor D'u, the last product added in one."""
+        added = residual.reshape(self.height.shape[1], -1)
+        return torch.addmm(added, self.height.mT, self._along_height(u), alpha=factor).view(residual.shape)
+
+    def _along_height(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "two_kh wcb"]:
+        """Return the transform undone along the width: rows (height frequency, re/im), columns (w, c, b)."""
         _, two_c, b = u.shape
-        c = two_c // 2
-        w = self.width.shape[1] // 2
-        along_height = self.width.mT @ u.reshape(self.height.shape[0] // 2, self.width.shape[0], c * b)
-        return (self.height.mT @ along_height.reshape(self.height.shape[0], w * c * b)).view(-1, c, b)
+        undone = self.width.mT @ u.reshape(self.height.shape[0] // 2, self.width.shape[0], (two_c // 2) * b)
+        return undone.reshape(self.height.shape[0], -1)
 
     def factors(self) -> tuple[Tensor, ...]:
         """Return the real matrices whose composition D is."""

@@ -4,8 +4,10 @@
 
 with x stored as (pixel, channel, batch). D (`real_dft`) holds padding, cropping and the Fourier transform; every
 other product is a batched real matrix product. No W is formed, nothing is transposed in memory, and no complex number
-occurs.
-Equal to the textbook form up to rounding times the condition of S.
+occurs. Equal to the textbook form up to rounding times the condition of S.
+
+The backward pass is written by hand (docs/speed.md derives it): with u = D x, p = S^-1 A'u, v = A p, and for a gradient
+g of y: h = -2 D g, q = S^-1 A'h, w = A q, the gradients are D'w + E'g for x and (h - w) p' + (u - v) q' for A.
 """
 
 from dataclasses import dataclass
@@ -14,9 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.real_dft import RealDFT, Window, is_dense, kernel_basis, real_dft
+from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import ridge_of, symmetric_inverse, unit_scaled
+from bronet.ortho.spd import ridge_slope, symmetric_inverse, unit_scaled
+from bronet.ortho.spectrum import (
+    fill_channels,
+    rows_of_channels,
+    spectrum_blocks,
+    spectrum_gradient,
+    spectrum_gram,
+    with_ridge,
+)
 
 
 @dataclass(frozen=True)
@@ -25,46 +35,6 @@ class ReflectorFactors:
 
     A: Float[Tensor, "f two_c two_n"]
     inverse: Float[Tensor, "f two_n two_n"]
-
-
-def spectrum_blocks(
-    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool
-) -> Float[Tensor, "f two_c two_n"]:
-    """Return A_f = [[Re V_f, -Im V_f], [Im V_f, Re V_f]] for every frequency of the grid."""
-    c, n, kh, kw = V.shape
-    basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device)
-    taps = V.permute(2, 3, 0, 1).reshape(kh * kw, c * n)
-    re, im = (basis @ taps).view(2, -1, c, n).unbind(0)
-    return torch.cat((torch.cat((re, -im), dim=-1), torch.cat((im, re), dim=-1)), dim=-2)
-
-
-def gram(A: Float[Tensor, "f two_c two_n"]) -> Float[Tensor, "f two_n two_n"]:
-    """Return A'A from its first block column: the rest follows from the block structure."""
-    n = A.shape[-1] // 2
-    re, im = (A.mT @ A[..., :n]).split(n, dim=-2)
-    return torch.cat((torch.cat((re, im.mT), dim=-1), torch.cat((im, re), dim=-1)), dim=-2)
-
-
-def with_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> Float[Tensor, "*batch n n"]:
-    """Return S + e I."""
-    e = ridge_of(S.diagonal(dim1=-2, dim2=-1), relative, S.dtype)
-    return S + e[..., None, None] * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-
-
-def reflector_factors(
-    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool, ridge: float
-) -> ReflectorFactors:
-    """Return A and (A'A + e I)^-1 on the grid, in V's precision."""
-    A = spectrum_blocks(unit_scaled(V), grid, dense=dense)
-    return ReflectorFactors(A, symmetric_inverse(with_ridge(gram(A), ridge)))
-
-
-def rows_of_channels(A: Float[Tensor, "f two_c two_n"], channels: int) -> Float[Tensor, "f two_channels two_n"]:
-    """Return A built from the first `channels` rows of V only."""
-    c = A.shape[-2] // 2
-    if channels == c:
-        return A
-    return A.unflatten(-2, (2, c))[:, :, :channels].flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -82,28 +52,79 @@ class Windows:
         return cls(source, Window(grid, grid) if keep_padding else source)
 
 
-def apply_reflector(
-    x: Float[Tensor, "pixels c_in b"],
-    factors: ReflectorFactors,
-    source: RealDFT,
-    target: RealDFT,
-    residual: Float[Tensor, "pixels_out c_out b"],
+@dataclass(frozen=True)
+class Geometry:
+    """All of a convolution but its numbers."""
+
+    windows: Windows
+    c_out: int
+    ridge: float
+    dense: bool
+
+    def bases(self, x: Tensor) -> tuple[RealDFT, RealDFT]:
+        """Return D of the input and of the output window, like x in dtype and device."""
+        source, target = (
+            real_dft(window, dense=self.dense, dtype=x.dtype, device=x.device)
+            for window in (self.windows.source, self.windows.target)
+        )
+        return source, target
+
+
+def reflector_factors(
+    V: Float[Tensor, "c n kh kw"], geometry: Geometry, *, dtype: torch.dtype | None = None
+) -> ReflectorFactors:
+    """Return A and (A'A + e I)^-1, computed in V's precision and rounded once to `dtype`."""
+    V, grid = unit_scaled(V), geometry.windows.source.grid
+    A = spectrum_blocks(V, grid, dense=geometry.dense, dtype=dtype)
+    S = spectrum_gram(V, A, grid, dense=geometry.dense)
+    return ReflectorFactors(A, symmetric_inverse(with_ridge(S, geometry.ridge)).to(A.dtype))
+
+
+def apply_factors(
+    x: Float[Tensor, "pixels c_in b"], factors: ReflectorFactors, geometry: Geometry
 ) -> Float[Tensor, "pixels_out c_out b"]:
-    """Return residual - 2 D' A S^-1 A' D x; the residual is x embedded in the output's channels and pixels."""
-    c_in, c_out = x.shape[1], residual.shape[1]
-    u = rows_of_channels(factors.A, c_in).mT @ source.analysis(x)
-    v = rows_of_channels(factors.A, c_out) @ (factors.inverse @ u)
-    return residual - 2 * target.synthesis(v)
+    """Return E x - 2 D' A S^-1 A' D x for given factors."""
+    source, target = geometry.bases(x)
+    p = factors.inverse @ (rows_of_channels(factors.A, x.shape[1]).mT @ source.analysis(x))
+    v = rows_of_channels(factors.A, geometry.c_out) @ p
+    return target.synthesis_added(embed_image(x, geometry), v, -2)
 
 
-def embed_image(x: Float[Tensor, "pixels c_in b"], c_out: int, windows: Windows) -> Float[Tensor, "pixels_out c_out b"]:
-    """Return E x: channels cut or zero-filled, pixels set into the output window."""
-    x = embed_channels(x, c_out, dim=1)
-    if windows.source == windows.target:
-        return x
-    (top, left), (h, w), (H, W) = windows.source.corner, windows.source.size, windows.target.size
-    image = x.view(h, w, *x.shape[1:])
-    return torch.nn.functional.pad(image, (0, 0, 0, 0, left, W - w - left, top, H - h - top)).flatten(0, 1)
+class _Reflection(torch.autograd.Function):
+    """x, V -> y with the backward pass of the module's docstring. It keeps x, A, S^-1 and p; u and v are recomputed."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, V: Tensor, geometry: Geometry) -> Tensor:  # type: ignore[no-untyped-def, override]
+        factors = reflector_factors(V, geometry, dtype=x.dtype)
+        source, target = geometry.bases(x)
+        p = factors.inverse @ (rows_of_channels(factors.A, x.shape[1]).mT @ source.analysis(x))
+        v = rows_of_channels(factors.A, geometry.c_out) @ p
+        ctx.save_for_backward(x, V, factors.A, factors.inverse, p)
+        ctx.geometry = geometry
+        return target.synthesis_added(embed_image(x, geometry), v, -2)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
+        x, V, A, inverse, p = ctx.saved_tensors
+        geometry: Geometry = ctx.geometry
+        g = grads[0].contiguous()
+        source, target = geometry.bases(x)
+        c, c_in = A.shape[1] // 2, x.shape[1]
+        h = target.analysis(g).mul_(-2)
+        q = inverse @ (rows_of_channels(A, geometry.c_out).mT @ h)
+        w = A @ q
+        gx = source.synthesis_added(crop_image(g, c_in, geometry), rows_of_channels(w, c_in), 1)
+        if not ctx.needs_input_grad[1]:
+            return gx, None, None
+        left = fill_channels(h, c) - w
+        right = fill_channels(source.analysis(x), c) - A @ p
+        gA = torch.baddbmm(left @ p.mT, right, q.mT)
+        slope = ridge_slope(geometry.ridge, A.shape[-1], V.dtype)
+        if slope > torch.finfo(A.dtype).eps:  # below that the ridge's own gradient is lost in rounding
+            gA = gA - 2 * slope * (p * q).sum((1, 2), keepdim=True) * A
+        grid, taps = geometry.windows.source.grid, (V.shape[2], V.shape[3])
+        scale = V.detach().abs().amax().clamp_min(torch.finfo(V.dtype).tiny)
+        return gx, spectrum_gradient(gA, taps, grid, dense=geometry.dense, dtype=V.dtype) / scale, None
 
 
 def bro_convolution(
@@ -112,23 +133,50 @@ def bro_convolution(
     *,
     c_out: int,
     padding: int,
-    keep_padding: bool,
+    keep_padding: bool = False,
     ridge: float,
 ) -> Float[Tensor, "b c_out h_out w_out"]:
-    """Return the BRO convolution of x in one call; layers keep the factors instead of calling this."""
+    """Return the BRO convolution of x: products in x's precision, factorisations in V's.
+
+    The result's memory order is (h, w, c, b), as the next layer wants it. Differentiable once.
+    """
+    geometry = geometry_of(x, c_out=c_out, padding=padding, keep_padding=keep_padding, ridge=ridge)
+    return images_of(_Reflection.apply(pixels_of(x), V, geometry), geometry)
+
+
+def geometry_of(x: Tensor, *, c_out: int, padding: int, keep_padding: bool, ridge: float) -> Geometry:
+    """Return the geometry of a convolution of the images x (b, c, h, w)."""
     windows = Windows.of((x.shape[-2], x.shape[-1]), padding, keep_padding=keep_padding)
-    dense = is_dense(windows.source.grid, x.device)
-    factors = reflector_factors(V, windows.source.grid, dense=dense, ridge=ridge)
-    return convolve(x, factors, windows, c_out=c_out, dense=dense)
+    return Geometry(windows, c_out, ridge, is_dense(windows.source.grid, x.device))
 
 
-def convolve(
-    x: Float[Tensor, "b c_in h w"], factors: ReflectorFactors, windows: Windows, *, c_out: int, dense: bool
-) -> Float[Tensor, "b c_out h_out w_out"]:
-    """Return the convolution for given factors; its memory order is (h, w, c, b), as the next layer wants it."""
-    b, c_in = x.shape[:2]
-    source = real_dft(windows.source, dense=dense, dtype=factors.A.dtype, device=x.device)
-    target = real_dft(windows.target, dense=dense, dtype=factors.A.dtype, device=x.device)
-    pixels = x.permute(2, 3, 1, 0).reshape(-1, c_in, b)
-    y = apply_reflector(pixels, factors, source, target, embed_image(pixels, c_out, windows))
-    return y.view(*windows.target.size, c_out, b).permute(3, 2, 0, 1)
+def pixels_of(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels c b"]:
+    """Return images as (pixel, channel, batch): a view if they already lie so in memory."""
+    return x.permute(2, 3, 1, 0).reshape(-1, x.shape[1], x.shape[0])
+
+
+def images_of(y: Float[Tensor, "pixels c b"], geometry: Geometry) -> Float[Tensor, "b c h w"]:
+    """Return (pixel, channel, batch) as images (b, c, h, w): a view."""
+    return y.view(*geometry.windows.target.size, *y.shape[1:]).permute(3, 2, 0, 1)
+
+
+def embed_image(x: Float[Tensor, "pixels c_in b"], geometry: Geometry) -> Float[Tensor, "pixels_out c_out b"]:
+    """Return E x: channels cut or zero-filled, pixels set into the output window."""
+    x = embed_channels(x, geometry.c_out, dim=1)
+    source, target = geometry.windows.source, geometry.windows.target
+    if source == target:
+        return x
+    (top, left), (h, w), (H, W) = source.corner, source.size, target.size
+    image = x.reshape(h, w, *x.shape[1:])
+    return torch.nn.functional.pad(image, (0, 0, 0, 0, left, W - w - left, top, H - h - top)).flatten(0, 1)
+
+
+def crop_image(g: Float[Tensor, "pixels_out c_out b"], c_in: int, geometry: Geometry) -> Float[Tensor, "pixels c_in b"]:
+    """Return E'g: the adjoint of `embed_image`."""
+    g = embed_channels(g, c_in, dim=1)
+    source, target = geometry.windows.source, geometry.windows.target
+    if source == target:
+        return g
+    (top, left), (h, w) = source.corner, source.size
+    image = g.reshape(*target.size, *g.shape[1:])
+    return image[top : top + h, left : left + w].flatten(0, 1)

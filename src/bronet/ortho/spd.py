@@ -23,8 +23,16 @@ def ridge_of(diagonal: Float[Tensor, "*batch n"], relative: float, dtype: torch.
     The absolute floor, eps^2, supposes parameters scaled to a largest entry of one: below it a Gram matrix
     is rounding noise. It is what makes V = 0 the identity instead of a failed factorisation.
     """
-    eps = torch.finfo(dtype).eps
-    return diagonal.mean(-1) * max(relative, _LEAST_RIDGE_ULPS * eps) + eps**2
+    return diagonal.mean(-1) * _at_least_ulps(relative, dtype) + torch.finfo(dtype).eps ** 2
+
+
+def ridge_slope(relative: float, n: int, dtype: torch.dtype) -> float:
+    """Return the derivative of the ridge with respect to each of the n diagonal entries."""
+    return _at_least_ulps(relative, dtype) / n
+
+
+def _at_least_ulps(relative: float, dtype: torch.dtype) -> float:
+    return max(relative, _LEAST_RIDGE_ULPS * torch.finfo(dtype).eps)
 
 
 def unit_scaled(V: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.ortho.real_dft import kernel_basis
-from bronet.ortho.real_form import spectrum_blocks
+from bronet.ortho.spectrum import spectrum_blocks
 from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue
 
