@@ -166,6 +166,6 @@ def test_bad_images_are_refused(trained: tuple[CertifiableModel, Tensor, Tensor]
 def test_non_finite_weights_have_no_certificate() -> None:
     model = build_model(DIGITS, DATASETS["digits"])
     with torch.no_grad():
-        dict(model.named_parameters())["backbone.0.conv.weight"][0, 0, 0, 0] = float("nan")
+        dict(model.named_parameters())["backbone.0.linear.weight"][0, 0, 0, 0] = float("nan")
     with pytest.raises(BronetError, match="finite"):
         prove(model)

@@ -129,6 +129,6 @@ def test_estimate_follows_the_stem_and_reaches_the_gap_matrix() -> None:
     gap = model.gap_lipschitz()
     assert torch.allclose(gap, model.lipschitz_estimate() * model.head.gaps())
     gap.sum().backward()
-    stem = dict(model.named_parameters())["stem.conv.weight"]
+    stem = dict(model.named_parameters())["stem.linear.weight"]
     assert stem.grad is not None
     assert stem.grad.abs().sum() > 0

@@ -2,6 +2,7 @@
 
 from bronet.layers.activation import Householder, MaxMin
 from bronet.layers.base import LipschitzLayer, frozen
+from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
@@ -13,6 +14,7 @@ __all__ = [
     "BROConv2d",
     "BROLinear",
     "Bias",
+    "Block",
     "Centring",
     "CholeskyLinear",
     "Flatten",

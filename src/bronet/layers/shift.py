@@ -69,12 +69,15 @@ class Centring(LipschitzLayer):
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x + _column((self.bias - self.mean).to(x.dtype), x)
-        mean = x.mean([d for d in range(x.ndim) if d != 1], dtype=self.bias.dtype)
+        mean = self.batch_mean(x) if self.training else self.mean
+        return x + _column((self.bias - mean).to(x.dtype), x)
+
+    def batch_mean(self, x: Tensor) -> Tensor:
+        """Return the mean of each channel over the batch and its pixels, and let the running mean follow it."""
+        mean = x.mean([d for d in range(x.ndim) if d != 1], dtype=torch.promote_types(x.dtype, torch.float32))
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
-        return x + _column((self.bias - mean).to(x.dtype), x)
+        return mean
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return shifted((self.bias - self.mean).detach().double(), shape)
@@ -94,6 +97,9 @@ class Bias(LipschitzLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + _column(self.bias.to(x.dtype), x)
+
+    def batch_mean(self, x: Tensor) -> None:
+        """Nothing is centred: the counterpart of `Centring.batch_mean`."""
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return shifted(self.bias.detach().double(), shape)

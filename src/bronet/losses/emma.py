@@ -20,14 +20,15 @@ def emma(
     labels: Int[Tensor, "b"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,
-    eps: float,
+    eps: float | Tensor,
 ) -> Float[Tensor, "b k"]:
     """Return the logits with + e_j * eps * gap[t, j] on every wrong class j, in float32 or better.
 
     Guaranteed: e_j = clip((f_t - f_j) / (eps * gap[t, j]), 0.01, 1), with the gradient stopped through e_j
     only; the true logit is untouched; eps = 0 changes nothing.
     """
-    not_negative("eps", eps)
+    if not isinstance(eps, Tensor):  # a tensor may lie on a GPU, and looking at it would wait for it
+        not_negative("eps", eps)
     classes = logits.shape[-1]
     if gap_lipschitz.shape != (classes, classes):
         raise BronetError(f"gap_lipschitz must be {classes} x {classes}, got {tuple(gap_lipschitz.shape)}")

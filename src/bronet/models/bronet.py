@@ -12,6 +12,7 @@ from torch import nn
 from bronet.errors import BronetError
 from bronet.layers import (
     Bias,
+    Block,
     BROConv2d,
     BROLinear,
     Centring,
@@ -68,7 +69,7 @@ class BRONet(CertifiableModel):
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stem, self.regularized, self.backbone, self.neck, self.dense]
 
-    def _stem(self, channels: int, size: tuple[int, int]) -> nn.Sequential:
+    def _stem(self, channels: int, size: tuple[int, int]) -> Block:
         a = self.architecture
         conv = LipschitzRegularizedConv2d(
             channels,
@@ -81,9 +82,9 @@ class BRONet(CertifiableModel):
             dtype=self._dtype,
         )
         bias = Bias(a.width, device=self._device, dtype=self._dtype)
-        return nn.Sequential(OrderedDict(conv=conv, bias=bias, activation=MaxMin()))
+        return Block(conv, bias, MaxMin())
 
-    def _regularized(self, size: tuple[int, int], depth: int) -> nn.Sequential:
+    def _regularized(self, size: tuple[int, int], depth: int) -> Block:
         width = self.architecture.width
         conv = LipschitzRegularizedConv2d(
             width,
@@ -97,7 +98,7 @@ class BRONet(CertifiableModel):
         )
         return self._centred(conv)
 
-    def _backbone_block(self, size: tuple[int, int]) -> nn.Sequential:
+    def _backbone_block(self, size: tuple[int, int]) -> Block:
         a = self.architecture
         if a.backbone == "lipreg":
             return self._regularized(size, a.depth)
@@ -113,12 +114,10 @@ class BRONet(CertifiableModel):
         )
         return self._centred(conv)
 
-    def _centred(self, conv: LipschitzLayer) -> nn.Sequential:
+    def _centred(self, conv: LipschitzLayer) -> Block:
         width = self.architecture.width
         shift = Centring if self.architecture.centring else Bias
-        return nn.Sequential(
-            OrderedDict(conv=conv, shift=shift(width, device=self._device, dtype=self._dtype), activation=MaxMin())
-        )
+        return Block(conv, shift(width, device=self._device, dtype=self._dtype), MaxMin())
 
     def _neck(self, size: tuple[int, int]) -> nn.Sequential:
         """Patches to vectors, flattened, then a semi-orthogonal dense layer."""
@@ -136,9 +135,8 @@ class BRONet(CertifiableModel):
             layers["conv_bias"] = Bias(a.width, device=self._device, dtype=self._dtype)
         features = a.width * (size[0] // a.neck_patch) * (size[1] // a.neck_patch)
         layers["flatten"] = Flatten()
-        layers["linear"] = self._semi_orthogonal(kind, features, a.dense_width)
-        layers["bias"] = Bias(a.dense_width, device=self._device, dtype=self._dtype)
-        layers["activation"] = MaxMin()
+        linear = self._semi_orthogonal(kind, features, a.dense_width)
+        layers["dense"] = Block(linear, Bias(a.dense_width, device=self._device, dtype=self._dtype), MaxMin())
         return nn.Sequential(layers)
 
     def _semi_orthogonal(self, kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
@@ -146,7 +144,7 @@ class BRONet(CertifiableModel):
             return CholeskyLinear(in_features, out_features, device=self._device, dtype=self._dtype)
         return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)
 
-    def _dense_block(self) -> nn.Sequential:
+    def _dense_block(self) -> Block:
         a = self.architecture
         linear: LipschitzLayer
         if a.dense == "cholesky":
@@ -163,7 +161,7 @@ class BRONet(CertifiableModel):
                 dtype=self._dtype,
             )
         bias = Bias(a.dense_width, device=self._device, dtype=self._dtype)
-        return nn.Sequential(OrderedDict(linear=linear, bias=bias, activation=MaxMin()))
+        return Block(linear, bias, MaxMin())
 
 
 def _rank(channels: int, ratio: str) -> int:

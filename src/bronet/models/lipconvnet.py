@@ -4,14 +4,13 @@ Five stages; each has depth/5 - 1 layers that keep the shape, and one stride-2 l
 unshuffle, then a semi-orthogonal convolution. The kernel is 3, but 1 in the last strided layer.
 """
 
-from collections import OrderedDict
-
 import torch
 from torch import nn
 
 from bronet.errors import BronetError
 from bronet.layers import (
     Bias,
+    Block,
     BROConv2d,
     Flatten,
     Head,
@@ -71,7 +70,7 @@ class LipConvNet(CertifiableModel):
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stages, self.flatten]
 
-    def _stage(self, channels: int, width: int, *, last: bool) -> list[nn.Sequential]:
+    def _stage(self, channels: int, width: int, *, last: bool) -> list[Block]:
         """Return the blocks of a stage that takes `channels` to 2 `width`."""
         kept = self.architecture.depth // _STAGES - 1
         strided_kernel = 1 if last else _KERNEL
@@ -82,7 +81,7 @@ class LipConvNet(CertifiableModel):
         strided = self._block(channels, 2 * width, stride=2, kernel=strided_kernel)
         return [strided, *(self._block(2 * width, 2 * width) for _ in range(kept))]
 
-    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> nn.Sequential:
+    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> Block:
         keeps = stride == 1 and c_in == c_out
         rank = max(1, round(c_in * parse_rank(self.architecture.rank))) if keeps else min(c_in * stride**2, c_out)
         conv = BROConv2d(
@@ -96,7 +95,7 @@ class LipConvNet(CertifiableModel):
             dtype=self._dtype,
         )
         bias = Bias(c_out, device=self._device, dtype=self._dtype)
-        return nn.Sequential(OrderedDict(conv=conv, bias=bias, activation=self._activation(c_out)))
+        return Block(conv, bias, self._activation(c_out))
 
     def _activation(self, channels: int) -> LipschitzLayer:
         order = {"maxmin": 0, "householder1": 1, "householder2": 2}[self.architecture.activation]

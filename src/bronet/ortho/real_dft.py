@@ -45,13 +45,13 @@ class DenseDFT:
         f, two_c, b = u.shape
         return (self.matrix.mT @ u.reshape(2 * f, (two_c // 2) * b)).view(-1, two_c // 2, b)
 
-    def synthesis_added(
-        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], factor: float
+    def reflected(
+        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
     ) -> Float[Tensor, "pixels c b"]:
-        """Return residual + factor D'u, in one product."""
+        """Return sign (residual - 2 D'u), in one product."""
         pixels, c, b = residual.shape
-        added = residual.reshape(pixels, c * b)
-        return torch.addmm(added, self.matrix.mT, u.reshape(-1, c * b), alpha=factor).view(pixels, c, b)
+        flat = residual.reshape(pixels, c * b)
+        return torch.addmm(flat, self.matrix.mT, u.reshape(-1, c * b), beta=sign, alpha=-2 * sign).view(pixels, c, b)
 
     def factors(self) -> tuple[Tensor, ...]:
         """Return the real matrices whose composition D is."""
@@ -77,12 +77,12 @@ class SeparableDFT:
         c, b = u.shape[1] // 2, u.shape[2]
         return (self.height.mT @ self._along_height(u)).view(-1, c, b)
 
-    def synthesis_added(
-        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], factor: float
+    def reflected(
+        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
     ) -> Float[Tensor, "pixels c b"]:
-        """Return residual + factor D'u, the last product added in one."""
-        added = residual.reshape(self.height.shape[1], -1)
-        return torch.addmm(added, self.height.mT, self._along_height(u), alpha=factor).view(residual.shape)
+        """Return sign (residual - 2 D'u), the last product and the sum in one."""
+        flat, last = residual.reshape(self.height.shape[1], -1), self._along_height(u)
+        return torch.addmm(flat, self.height.mT, last, beta=sign, alpha=-2 * sign).view(residual.shape)
 
     def _along_height(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "two_kh wcb"]:
         """Return the transform undone along the width: rows (height frequency, re/im), columns (w, c, b)."""

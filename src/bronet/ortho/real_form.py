@@ -6,8 +6,9 @@ with x stored as (pixel, channel, batch). D (`real_dft`) holds padding, cropping
 other product is a batched real matrix product. No W is formed, nothing is transposed in memory, and no complex number
 occurs. Equal to the textbook form up to rounding times the condition of S.
 
-The backward pass is written by hand (docs/speed.md derives it): with u = D x, p = S^-1 A'u, v = A p, and for a gradient
-g of y: h = -2 D g, q = S^-1 A'h, w = A q, the gradients are D'w + E'g for x and (h - w) p' + (u - v) q' for A.
+The backward pass is written by hand (docs/speed.md derives it): with u = D x and p = S^-1 A'u, and for a gradient g of
+y with h = D g and q = S^-1 A'h, the gradients are -(E'g - 2 D'(h - A q)) for x, because D'h = E'g, and
+-2 ((h - A q) p' + (u - A p) q') for A.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import ridge_slope, symmetric_inverse, unit_scaled
+from bronet.ortho.spd import ridge_slope, scale_of, symmetric_inverse, unit_scaled
 from bronet.ortho.spectrum import (
     fill_channels,
     rows_of_channels,
@@ -74,9 +75,9 @@ def reflector_factors(
     V: Float[Tensor, "c n kh kw"], geometry: Geometry, *, dtype: torch.dtype | None = None
 ) -> ReflectorFactors:
     """Return A and (A'A + e I)^-1, computed in V's precision and rounded once to `dtype`."""
-    V, grid = unit_scaled(V), geometry.windows.source.grid
-    A = spectrum_blocks(V, grid, dense=geometry.dense, dtype=dtype)
-    S = spectrum_gram(V, A, grid, dense=geometry.dense)
+    grid = geometry.windows.source.grid
+    A = spectrum_blocks(V, grid, dense=geometry.dense, dtype=dtype, scale=scale_of(V))
+    S = spectrum_gram(unit_scaled(V), A, grid, dense=geometry.dense)
     return ReflectorFactors(A, symmetric_inverse(with_ridge(S, geometry.ridge)).to(A.dtype))
 
 
@@ -87,7 +88,7 @@ def apply_factors(
     source, target = geometry.bases(x)
     p = factors.inverse @ (rows_of_channels(factors.A, x.shape[1]).mT @ source.analysis(x))
     v = rows_of_channels(factors.A, geometry.c_out) @ p
-    return target.synthesis_added(embed_image(x, geometry), v, -2)
+    return target.reflected(embed_image(x, geometry), v, 1)
 
 
 class _Reflection(torch.autograd.Function):
@@ -101,7 +102,7 @@ class _Reflection(torch.autograd.Function):
         v = rows_of_channels(factors.A, geometry.c_out) @ p
         ctx.save_for_backward(x, V, factors.A, factors.inverse, p)
         ctx.geometry = geometry
-        return target.synthesis_added(embed_image(x, geometry), v, -2)
+        return target.reflected(embed_image(x, geometry), v, 1)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
@@ -110,21 +111,20 @@ class _Reflection(torch.autograd.Function):
         g = grads[0].contiguous()
         source, target = geometry.bases(x)
         c, c_in = A.shape[1] // 2, x.shape[1]
-        h = target.analysis(g).mul_(-2)
+        h = target.analysis(g)
         q = inverse @ (rows_of_channels(A, geometry.c_out).mT @ h)
-        w = A @ q
-        gx = source.synthesis_added(crop_image(g, c_in, geometry), rows_of_channels(w, c_in), 1)
+        left = fill_channels(h, c).baddbmm_(A, q, alpha=-1)
+        gx = source.reflected(crop_image(g, c_in, geometry), rows_of_channels(left, c_in), -1)
         if not ctx.needs_input_grad[1]:
             return gx, None, None
-        left = fill_channels(h, c) - w
-        right = fill_channels(source.analysis(x), c) - A @ p
-        gA = torch.baddbmm(left @ p.mT, right, q.mT)
+        right = fill_channels(source.analysis(x), c).baddbmm_(A, p, alpha=-1)
+        gA = (left @ p.mT).baddbmm_(right, q.mT)
         slope = ridge_slope(geometry.ridge, A.shape[-1], V.dtype)
         if slope > torch.finfo(A.dtype).eps:  # below that the ridge's own gradient is lost in rounding
             gA = gA - 2 * slope * (p * q).sum((1, 2), keepdim=True) * A
         grid, taps = geometry.windows.source.grid, (V.shape[2], V.shape[3])
-        scale = V.detach().abs().amax().clamp_min(torch.finfo(V.dtype).tiny)
-        return gx, spectrum_gradient(gA, taps, grid, dense=geometry.dense, dtype=V.dtype) / scale, None
+        gV = spectrum_gradient(gA, taps, grid, dense=geometry.dense, dtype=V.dtype)
+        return gx, gV * (-2 / scale_of(V)), None
 
 
 def bro_convolution(

@@ -41,8 +41,20 @@ def unit_scaled(V: Tensor) -> Tensor:
     These maps do not change under V -> a V, so the scale is a constant to the gradient as well. It keeps V'V
     away from overflow and underflow for weights of any magnitude.
     """
-    scale = V.detach().abs().amax().clamp_min(torch.finfo(V.dtype).tiny)
-    return V / scale
+    return V / scale_of(V)
+
+
+def scale_of(V: Tensor) -> Tensor:
+    """Return the largest absolute entry of V, never zero, as a constant."""
+    return V.detach().abs().amax().clamp_min(torch.finfo(V.dtype).tiny)
+
+
+def _inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    if S.is_cuda and S.dtype == torch.float32:
+        from bronet.kernels.inverse import spd_inverse
+
+        return spd_inverse(S.reshape(-1, *S.shape[-2:])).view(S.shape)
+    return torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
 
 
 class _SymmetricInverse(torch.autograd.Function):
@@ -50,7 +62,7 @@ class _SymmetricInverse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, S: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        P = torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
+        P = _inverse(S)
         ctx.save_for_backward(P)
         return P
 

@@ -14,12 +14,22 @@ from bronet.ortho.spd import ridge_of
 
 
 def spectrum_blocks(
-    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool, dtype: torch.dtype | None = None
+    V: Float[Tensor, "c n kh kw"],
+    grid: tuple[int, int],
+    *,
+    dense: bool,
+    dtype: torch.dtype | None = None,
+    scale: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, "f two_c two_n"]:
-    """Return A_f for every frequency of the grid, computed in V's precision and rounded once to `dtype`."""
+    """Return A_f of V / scale for every frequency of the grid, in V's precision and rounded once to `dtype`."""
     c, n, kh, kw = V.shape
     basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device)
-    taps = V.permute(2, 3, 0, 1).reshape(kh * kw, c * n)
+    scale = torch.ones((), dtype=V.dtype, device=V.device) if scale is None else scale
+    if V.is_cuda and V.dtype == torch.float32:
+        from bronet.kernels import spectrum as kernel
+
+        return kernel.blocks(V, scale, basis, dtype or V.dtype)
+    taps = (V / scale).permute(2, 3, 0, 1).reshape(kh * kw, c * n)
     re, im = (basis @ taps).view(2, -1, c, n).unbind(0)
     A = V.new_empty(re.shape[0], 2, c, 2, n, dtype=dtype or V.dtype)
     A[:, 0, :, 0], A[:, 1, :, 1] = re, re
@@ -33,11 +43,15 @@ def spectrum_gradient(
     """Return the gradient with respect to V for a gradient with respect to A: the adjoint of `spectrum_blocks`."""
     f, two_c, two_n = gA.shape
     c, n = two_c // 2, two_n // 2
+    basis = kernel_basis(grid, taps, dense=dense, dtype=dtype, device=gA.device)
+    if gA.is_cuda and dtype == torch.float32:
+        from bronet.kernels import spectrum as kernel
+
+        return kernel.gradient(gA, basis, taps)
     blocks = gA.view(f, 2, c, 2, n)
     parts = gA.new_empty(2, f, c, n, dtype=dtype)
     parts[0].copy_(blocks[:, 0, :, 0]).add_(blocks[:, 1, :, 1])
     parts[1].copy_(blocks[:, 1, :, 0]).sub_(blocks[:, 0, :, 1])
-    basis = kernel_basis(grid, taps, dense=dense, dtype=dtype, device=gA.device)
     gradient = basis.mT @ parts.view(2 * f, c * n)
     return gradient.view(*taps, c, n).permute(2, 3, 0, 1)
 

@@ -87,14 +87,17 @@ def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
 
 
 def _digits() -> Recipe:
-    """The quick start: 8 x 8 digits, under three minutes on two CPU cores."""
+    """The quick start: 8 x 8 digits, about a minute on two CPU cores.
+
+    Chosen on 250 held-out training images. The digits are centred, so shifting them costs more than it gives.
+    """
     return Recipe(
         name="digits/quickstart",
-        data=DataRecipe(name="digits", crop_padding=1),
+        data=DataRecipe(name="digits"),
         model=NAMED["bronet-digits"],
-        loss=LossRecipe(name="la", emma=True, emma_eps="1/2", emma_start_eps="1/20"),
-        optim=OptimRecipe(name="nadam", lr=3e-3, warmup_epochs=2),
-        train=TrainRecipe(epochs=30, batch_size=64),
+        loss=LossRecipe(name="la", emma=True, emma_eps="3/5", emma_start_eps="3/50"),
+        optim=OptimRecipe(name="nadam", lr=5e-3, warmup_epochs=2),
+        train=TrainRecipe(epochs=40, batch_size=64),
         certify=CertifyRecipe(eps=("1/4", "1/2", "3/4", "1")),
     )
 

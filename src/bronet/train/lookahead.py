@@ -27,10 +27,18 @@ class Lookahead:
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self.slow: list[Tensor] = [p.detach().clone() for p in self.parameters] if steps else []
 
-    @torch.no_grad()
     def step(self) -> None:
         """Take one step of the inner optimiser, and after every `steps` of them one of the slow weights."""
+        self.inner_step()
+        self.after_step()
+
+    def inner_step(self) -> None:
+        """Take one step of the inner optimiser: the part that a CUDA graph can record."""
         self.optimizer.step()
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Count an inner step; after every `steps` of them move the slow weights and restart the fast ones there."""
         self.steps_taken += 1
         if self.steps and self.steps_taken % self.steps == 0:
             torch._foreach_lerp_(self.slow, self.parameters, self.alpha)
@@ -43,7 +51,10 @@ class Lookahead:
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate from the next step on."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state as named tensors: the inner state of each parameter, then the slow weights.

@@ -8,11 +8,9 @@ uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
 import shlex
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int, UInt8
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor
 
 from bronet.data import ImageSet, augment, epoch_batches, generator_for, steps_per_epoch
 from bronet.errors import BronetError
@@ -21,11 +19,11 @@ from bronet.recipe.schema import Recipe, parse_budget
 from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bronet.train.interrupt import Interrupted, stop_requests
 from bronet.train.lookahead import Lookahead
-from bronet.train.objective import needs_gap, objective
 from bronet.train.optimizer import build_optimizer
 from bronet.train.progress import Display, Pace, Stopwatch, describe, display_for
 from bronet.train.run_folder import RunFolder
 from bronet.train.schedule import emma_budget, learning_rate
+from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 
 LOOK_EVERY = 20
@@ -42,6 +40,7 @@ class Training:
     optimizer: Lookahead
     images: ImageSet
     tally: Tally
+    step: TrainStep
     steps_per_epoch: int
     total_steps: int
 
@@ -62,13 +61,16 @@ def fit(
     that is not finite is a `BronetError`, and the last good checkpoint stays.
     """
     count = steps_per_epoch(len(images), recipe.train.batch_size)
+    optimizer = build_optimizer(recipe.optim, model.train().parameters())
+    tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=images.images.device)
     training = Training(
         recipe=recipe,
         run=run,
-        model=model.train(),
-        optimizer=build_optimizer(recipe.optim, model.parameters()),
+        model=model,
+        optimizer=optimizer,
         images=images,
-        tally=Tally(eps=parse_budget(recipe.certify.eps[0]), device=images.images.device),
+        tally=tally,
+        step=TrainStep(recipe, model, optimizer, tally),
         steps_per_epoch=count,
         total_steps=count * recipe.train.epochs,
     )
@@ -139,26 +141,13 @@ def _close_epoch(training: Training, epoch: int, rate: float, pace: Pace, displa
 
 def _train_step(training: Training, step: int, chosen: Int[Tensor, "b"]) -> float:
     """Take one optimiser step on the images `chosen` and return its learning rate."""
-    recipe, model, optimizer = training.recipe, training.model, training.optimizer
+    recipe = training.recipe
     rate = learning_rate(
         recipe.optim, step=step, steps_per_epoch=training.steps_per_epoch, total_steps=training.total_steps
     )
-    optimizer.set_learning_rate(rate)
-    pixels, labels = _batch(training, step, chosen)
-
-    model.update_estimates(recipe.train.power_iterations)
-    with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=recipe.train.precision == "bf16"):
-        logits = model(pixels)
-    with torch.set_grad_enabled(needs_gap(recipe.loss)):
-        gap = model.gap_lipschitz()
     eps = emma_budget(recipe.loss, step=step, total_steps=training.total_steps)
-    loss = objective(recipe.loss, logits, labels, gap, emma_eps=eps)
-
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = _clip(model, recipe.optim.clip_norm)
-    optimizer.step()
-    training.tally.add(step=step, loss=loss, gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap)
+    pixels, labels = _batch(training, step, chosen)
+    training.step(pixels, labels, number=step, learning_rate=rate, emma_eps=eps)
     return rate
 
 
@@ -178,15 +167,6 @@ def _batch(
         scale=images.scale,
     )
     return stored.float() / images.scale, images.labels[chosen]
-
-
-def _clip(model: nn.Module, largest: float | None) -> Float[Tensor, ""]:
-    """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if largest is not None:
-        clip_grads_with_norm_(parameters, largest, norm)
-    return norm
 
 
 def _save(training: Training, step: int, watch: Stopwatch) -> None:

@@ -27,7 +27,7 @@ def objective(
     labels: Int[Tensor, "b"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,
-    emma_eps: float,
+    emma_eps: float | Tensor,
 ) -> Float[Tensor, ""]:
     """Return the scalar to minimise; `emma_eps` is this step's budget, unused without EMMA."""
     if recipe.emma:

@@ -6,6 +6,7 @@ Weight decay is coupled (an L2 term in the gradient) in both. All parameters are
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -16,18 +17,23 @@ from bronet.train.lookahead import Lookahead
 def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Lookahead:
     """Return the recipe's optimiser inside Lookahead; its learning rate is set anew in every step."""
     inner: Optimizer
+    parameters = list(parameters)
+    on_gpu = parameters[0].is_cuda
+    # On a GPU the rate is a tensor, so that a recorded step follows its schedule.
+    lr: float | Tensor = torch.tensor(recipe.lr, device=parameters[0].device) if on_gpu else recipe.lr
     if recipe.name == "nadam":
         inner = torch.optim.NAdam(
             parameters,
-            lr=recipe.lr,
+            lr=lr,
             weight_decay=recipe.weight_decay,
             decoupled_weight_decay=False,
             foreach=True,
+            capturable=on_gpu,
         )
     else:
         inner = torch.optim.SGD(
             parameters,
-            lr=recipe.lr,
+            lr=lr,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             foreach=True,

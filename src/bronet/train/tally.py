@@ -42,7 +42,7 @@ class Tally:
     def add(
         self,
         *,
-        step: int,
+        step: Float[Tensor, ""],
         loss: Float[Tensor, ""],
         gradient_norm: Float[Tensor, ""],
         logits: Float[Tensor, "b k"],
@@ -57,7 +57,7 @@ class Tally:
         counts = torch.stack([loss * len(labels), correct.sum().to(loss), certified.sum().to(loss), images])
         self.sums[:-1] += counts
         finite = loss.isfinite() & gradient_norm.isfinite()
-        first = torch.where(finite, NEVER, float(step)).to(self.sums)
+        first = torch.where(finite, NEVER, step)
         self.sums[-1] = torch.minimum(self.sums[-1], first)
 
     def first_bad_step(self) -> int | None:

@@ -1,0 +1,51 @@
+"""A layer, its shift and MaxMin as one block: on a GPU in training, the last two are one fused kernel.
+
+The block's parts stay layers of their own for bounds and proofs; fusing changes how the same function is computed.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from bronet.layers.activation import MaxMin
+from bronet.layers.base import LipschitzLayer, batch_first, batch_last
+from bronet.layers.shift import Bias, Centring
+
+
+class _ShiftedMaxMin(torch.autograd.Function):
+    """y, bias, mean -> MaxMin(y - mean + bias) for (pixel, channel, batch) activations; `mean` is y's own or None."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, bias: Tensor, mean: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def, override]
+        from bronet.kernels.centred_maxmin import shifted_maxmin
+
+        out, swapped = shifted_maxmin(y, bias if mean is None else bias - mean)
+        ctx.save_for_backward(swapped)
+        ctx.centred = mean is not None
+        return out
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def, override]
+        from bronet.kernels.centred_maxmin import shifted_maxmin_backward
+
+        (swapped,) = ctx.saved_tensors
+        gy, gbias = shifted_maxmin_backward(grads[0].contiguous(), swapped, centred=ctx.centred)
+        return gy, gbias, None
+
+
+class Block(nn.Sequential):
+    """A linear layer, a shift and an activation, in this order, under the names `linear`, `shift`, `activation`."""
+
+    def __init__(self, linear: LipschitzLayer, shift: Centring | Bias, activation: LipschitzLayer) -> None:
+        super().__init__(OrderedDict(linear=linear, shift=shift, activation=activation))
+        self.fuses = isinstance(activation, MaxMin)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if not (self.fuses and self.training and y.is_cuda):
+            return self.activation(self.shift(y))
+        physical = batch_last(y)
+        flat = physical.reshape(-1, y.shape[1], y.shape[0])
+        fused = _ShiftedMaxMin.apply(flat, self.shift.bias.float(), self.shift.batch_mean(y))
+        return batch_first(fused.view(physical.shape))

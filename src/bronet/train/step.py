@@ -1,0 +1,118 @@
+"""One optimiser step: forward, loss, backward, clip, update, statistics; on a GPU recorded once and replayed.
+
+Everything that changes from step to step (pixels, labels, learning rate, EMMA's budget, the step's number) lies in tensors
+that are filled before the step, so that the device's work is the same sequence of kernels each time: after a few ordinary
+steps a CUDA graph of it is recorded, and later steps launch that. On a CPU the same code just runs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from bronet.models import CertifiableModel
+from bronet.recipe.schema import Recipe
+from bronet.train.lookahead import Lookahead
+from bronet.train.objective import needs_gap, objective
+from bronet.train.tally import Tally
+
+# Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
+_WARM_UP = 3
+
+
+class TrainStep:
+    """The step of a recipe on a model; call it with the inputs of each step in turn."""
+
+    def __init__(self, recipe: Recipe, model: CertifiableModel, optimizer: Lookahead, tally: Tally) -> None:
+        self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
+        self.device = next(model.parameters()).device
+        self.eps = torch.zeros((), device=self.device)
+        self.number = torch.zeros((), device=self.device, dtype=torch.float64)
+        self.pixels: Tensor | None = None
+        self.labels: Tensor | None = None
+        self.ordinary_steps = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(
+        self,
+        pixels: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, "b"],
+        *,
+        number: int,
+        learning_rate: float,
+        emma_eps: float,
+    ) -> None:
+        """Take one step. The work is queued on the device; nothing is waited for."""
+        self.optimizer.set_learning_rate(learning_rate)
+        self.eps.fill_(emma_eps)
+        self.number.fill_(number)
+        if self.device.type != "cuda":
+            self._compute(pixels, labels)
+        elif self.graph is not None and self.pixels is not None and self.labels is not None:
+            self.pixels.copy_(pixels)
+            self.labels.copy_(labels)
+            self.graph.replay()
+        else:
+            self._on_the_way_to_a_graph(pixels, labels)
+        self.optimizer.after_step()
+
+    def _on_the_way_to_a_graph(self, pixels: Tensor, labels: Tensor) -> None:
+        """Take an ordinary step on a side stream, as recording asks for; record after a few of them."""
+        if self.pixels is None or self.labels is None:
+            self.pixels, self.labels = pixels.clone(), labels.clone()
+        self.pixels.copy_(pixels)
+        self.labels.copy_(labels)
+        if self.ordinary_steps < _WARM_UP:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._compute(self.pixels, self.labels)
+            torch.cuda.current_stream().wait_stream(side)
+            self.ordinary_steps += 1
+            return
+        self.optimizer.zero_grad()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._compute(self.pixels, self.labels)
+        self.graph.replay()  # recording does not compute
+
+    def _compute(self, pixels: Tensor, labels: Tensor) -> None:
+        recipe, model = self.recipe, self.model
+        bf16 = recipe.train.precision == "bf16"
+        with _float32_products(tf32=bf16):
+            model.update_estimates(recipe.train.power_iterations)
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
+                logits = model(pixels)
+            with torch.set_grad_enabled(needs_gap(recipe.loss)):
+                gap = model.gap_lipschitz()
+            loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = _clip(model, recipe.optim.clip_norm)
+            self.optimizer.inner_step()
+        self.tally.add(
+            step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
+        )
+
+
+@contextmanager
+def _float32_products(*, tf32: bool) -> Iterator[None]:
+    """Let float32 products use TF32 inside, or not; what was set before returns afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _clip(model: nn.Module, largest: float | None) -> Float[Tensor, ""]:
+    """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if largest is not None:
+        clip_grads_with_norm_(parameters, largest, norm)
+    return norm

@@ -1,0 +1,92 @@
+"""On a GPU: kernels equal their torch twins, and the fast path equals the float64 textbook form within its precision."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bronet import BROConv2d
+from bronet.layers import Bias, Block, Centring, MaxMin
+from bronet.ortho.real_dft import kernel_basis
+from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
+from bronet.ortho.textbook import textbook_bro_convolution
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_precision_products() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+@pytest.mark.parametrize(("c", "n", "k", "grid"), [(8, 3, 3, (6, 6)), (512, 128, 3, (18, 18)), (5, 2, 5, (7, 9)), (4, 1, 1, (3, 3))])
+@pytest.mark.parametrize("dense", [True, False])
+def test_spectrum_kernels_equal_their_twins(c: int, n: int, k: int, grid: tuple[int, int], dense: bool) -> None:
+    V = draw(c, n, k, k)
+    ours, twin = spectrum_blocks(V, grid, dense=dense), spectrum_blocks(V.double(), grid, dense=dense)
+    assert_close(ours.double(), twin, atol=1e-4, rtol=1e-4)
+    g = draw(*ours.shape, seed=1)
+    ours = spectrum_gradient(g, (k, k), grid, dense=dense, dtype=torch.float32)
+    twin = spectrum_gradient(g.double(), (k, k), grid, dense=dense, dtype=torch.float64)
+    assert_close(ours.double(), twin, atol=1e-3, rtol=1e-4)
+    assert kernel_basis(grid, (k, k), dense=dense, dtype=torch.float32, device=V.device).is_cuda
+
+
+@pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 128, 200, 256, 512])
+def test_inverse_kernel_inverts(n: int) -> None:
+    from bronet.kernels.inverse import spd_inverse
+
+    A = draw(9, n, n) / n**0.5
+    S = A @ A.mT + 0.5 * torch.eye(n, device="cuda")
+    assert_close(spd_inverse(S).double(), torch.linalg.inv(S.double()), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shift_class", [Centring, Bias])
+@pytest.mark.parametrize("shape", [(6, 8, 5, 3), (256, 32, 4, 4), (33, 10)])
+def test_fused_block_equals_its_parts(shift_class: type[Centring | Bias], shape: tuple[int, ...]) -> None:
+    class Identity(MaxMin):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    block = Block(Identity(), shift_class(shape[1]), MaxMin()).cuda().train()
+    torch.nn.init.normal_(block.shift.bias)
+    x = draw(*shape).requires_grad_()
+    g = draw(*shape, seed=1)
+    fused = block(x)
+    got = torch.autograd.grad((fused * g).sum(), (x, block.shift.bias))
+    parts = MaxMin()(block.shift(x))
+    expected = torch.autograd.grad((parts * g).sum(), (x, block.shift.bias))
+    assert_close(fused, parts, atol=1e-5, rtol=1e-5)
+    for a, b in zip(got, expected, strict=True):
+        assert_close(a, b, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("c_in", "c_out", "rank", "size", "stride", "keep"),
+    [(64, 64, 16, 16, 1, False), (64, 64, 16, 32, 1, False), (8, 24, 8, 8, 1, True), (16, 32, 32, 8, 2, False)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fast_path_equals_the_float64_textbook_form(
+    c_in: int, c_out: int, rank: int, size: int, stride: int, keep: bool, dtype: torch.dtype
+) -> None:
+    conv = BROConv2d(c_in, c_out, rank=rank, stride=stride, keep_padding=keep, ridge=1e-5).cuda()
+    with torch.no_grad():
+        conv.weight.add_(0.1 * draw(*conv.weight.shape))
+    x = draw(16, c_in, size, size, seed=1).to(dtype).requires_grad_()
+    y = conv(x)
+    V = conv.weight.detach().double().requires_grad_()
+    exact_x = x.detach().double().requires_grad_()
+    expected = textbook_bro_convolution(conv.unshuffle(exact_x), V, c_out=c_out, keep_padding=keep, ridge=1e-5)
+    tolerance = 40 * torch.finfo(dtype).eps
+    assert (y.double() - expected).norm() <= tolerance * expected.norm()
+    g = draw(*y.shape, seed=2).to(dtype)
+    ours = torch.autograd.grad((y * g).sum(), (x, conv.weight))
+    theirs = torch.autograd.grad((expected * g.double()).sum(), (exact_x, V))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.double() - b).norm() <= tolerance * b.norm()
