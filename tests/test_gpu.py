@@ -1,4 +1,4 @@
-"""On a GPU: kernels equal their torch twins, and the fast path equals the float64 textbook form within its precision."""
+"""On a GPU: kernels equal their torch twins, and the fast path the float64 textbook form, within its precision."""
 
 import pytest
 import torch
@@ -25,7 +25,9 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
 
 
-@pytest.mark.parametrize(("c", "n", "k", "grid"), [(8, 3, 3, (6, 6)), (512, 128, 3, (18, 18)), (5, 2, 5, (7, 9)), (4, 1, 1, (3, 3))])
+@pytest.mark.parametrize(
+    ("c", "n", "k", "grid"), [(8, 3, 3, (6, 6)), (512, 128, 3, (18, 18)), (5, 2, 5, (7, 9)), (4, 1, 1, (3, 3))]
+)
 @pytest.mark.parametrize("dense", [True, False])
 def test_spectrum_kernels_equal_their_twins(c: int, n: int, k: int, grid: tuple[int, int], dense: bool) -> None:
     V = draw(c, n, k, k)

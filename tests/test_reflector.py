@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bronet.ortho.reflector import block_reflector, embed_channels, reflect
+from bronet.ortho.reflector import block_reflector, dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import symmetric_inverse, unit_scaled
-from bronet.ortho.spectrum import with_ridge
 
 RIDGE = 1e-7
 # Rounding moves an eigenvalue by the condition of V'V, which is large for some Gaussian V.
@@ -72,9 +71,9 @@ def test_bro_commutes_with_unitary_conjugation() -> None:
 def test_factored_form_equals_the_truncated_reflector(c_in: int, c_out: int) -> None:
     V, x = gaussian(6, 2), gaussian(c_in, 4, seed=1)
     scaled = unit_scaled(V)
-    inverse = symmetric_inverse(with_ridge(scaled.mT @ scaled, RIDGE))
+    inverse = dense_inverse(scaled, ridge=RIDGE)
     expected = block_reflector(V, ridge=RIDGE)[:c_out, :c_in] @ x
-    assert_close(reflect(x, scaled, inverse, c_out=c_out), expected)
+    assert_close(reflect(x, scaled, inverse, c_out=c_out, ridge=RIDGE), expected)
 
 
 def test_inverse_has_the_gradient_of_the_inverse() -> None:
@@ -88,3 +87,16 @@ def test_embedding_fills_with_zeros_and_cuts() -> None:
     assert_close(embed_channels(x, 5, dim=0)[:3], x)
     assert embed_channels(x, 5, dim=0)[3:].count_nonzero() == 0
     assert_close(embed_channels(x, 2, dim=0), x[:2])
+
+
+@pytest.mark.parametrize(("c_in", "c_out"), [(6, 6), (3, 6), (6, 3)])
+def test_factored_form_has_the_gradient_of_the_formed_reflector(c_in: int, c_out: int) -> None:
+    V, x = gaussian(6, 2).requires_grad_(), gaussian(c_in, 5, seed=1).requires_grad_()
+    g, ridge = gaussian(c_out, 5, seed=2), 0.1
+    ours = reflect(x, V, dense_inverse(V.detach(), ridge=ridge), c_out=c_out, ridge=ridge)
+    theirs = block_reflector(V, ridge=ridge)[:c_out, :c_in] @ x
+    assert_close(ours, theirs)
+    for a, b in zip(
+        torch.autograd.grad((ours * g).sum(), (x, V)), torch.autograd.grad((theirs * g).sum(), (x, V)), strict=True
+    ):
+        assert_close(a, b)

@@ -1,6 +1,6 @@
 """Inverses of many small symmetric positive definite matrices, by Schur complements down to tiles in registers.
 
-Library factorisations of a few hundred matrices of a few hundred rows are bound by latency. Here matrices of up to 64
+Library factorisations of a few hundred matrices of a few hundred rows are bound by latency. Here matrices of up to 32
 rows are inverted by one Gauss-Jordan sweep each, held in registers (no pivoting, which positive definite matrices do
 not need), and larger ones by 2 x 2 blocks, which are matrix products. Precision is that of float32 products as torch is
 set: with TF32 allowed the error is a few 1e-4 times the condition, good enough for training and for nothing else.
@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-_TILE = 64
+_TILE = 32
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _invert_into(S: Tensor, P: Tensor) -> None:
     n = S.shape[-1]
     if n <= _TILE:
         grid = (S.shape[0],)
-        _gauss_jordan_kernel[grid](S, P, n, S.stride(0), S.stride(1), P.stride(0), P.stride(1), TILE=_TILE, num_warps=4)
+        _gauss_jordan_kernel[grid](S, P, n, S.stride(0), S.stride(1), P.stride(0), P.stride(1), TILE=_TILE, num_warps=1)
         return
     m = _TILE * max(1, triton.cdiv(n, 2 * _TILE))  # whole tiles first; the rest is the smaller part
     B = S[:, m:, :m]

@@ -15,21 +15,21 @@ _PROGRAMS = 1024  # enough to fill a large GPU several times over
 
 
 @triton.jit
-def _blocks_kernel(V, scale, basis, A, cn, c, n, f, per_program, T: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _blocks_kernel(  # type: ignore[no-untyped-def]
+    V, scale, basis, A, cn, c, n, f, per_program, T: tl.constexpr, T_PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < cn
     row, column = index // n, index % n
-    factor = 1.0 / tl.load(scale)
+    taps = tl.arange(0, T_PADDED)
+    values = tl.load(V + index[:, None] * T + taps[None, :], mask=inside[:, None] & (taps < T)[None, :], other=0.0)
+    values = values / tl.load(scale)
     first = tl.program_id(1) * per_program
     for frequency in range(first, tl.minimum(first + per_program, f)):
-        re = tl.zeros([BLOCK], dtype=tl.float32)
-        im = tl.zeros([BLOCK], dtype=tl.float32)
-        for t in tl.static_range(T):
-            tap = tl.load(V + index * T + t, mask=inside, other=0.0)
-            re += tap * tl.load(basis + frequency * T + t)
-            im += tap * tl.load(basis + (f + frequency) * T + t)
-        re = re * factor
-        im = im * factor
+        cos = tl.load(basis + frequency * T + taps, mask=taps < T, other=0.0)
+        minus_sin = tl.load(basis + (f + frequency) * T + taps, mask=taps < T, other=0.0)
+        re = tl.sum(values * cos[None, :], axis=1)
+        im = tl.sum(values * minus_sin[None, :], axis=1)
         corner = A + (frequency * 2 * c + row).to(tl.int64) * 2 * n + column
         kind = A.dtype.element_ty
         tl.store(corner, re.to(kind), mask=inside)
@@ -71,7 +71,20 @@ def blocks(
     tiles = triton.cdiv(c * n, _BLOCK)
     per_program = triton.cdiv(f * tiles, max(tiles, 4 * _PROGRAMS))
     grid = (tiles, triton.cdiv(f, per_program))
-    _blocks_kernel[grid](V.contiguous(), scale, basis, A, c * n, c, n, f, per_program, T=kh * kw, BLOCK=_BLOCK)
+    _blocks_kernel[grid](
+        V.contiguous(),
+        scale,
+        basis,
+        A,
+        c * n,
+        c,
+        n,
+        f,
+        per_program,
+        T=kh * kw,
+        T_PADDED=triton.next_power_of_2(kh * kw),
+        BLOCK=_BLOCK,
+    )
     return A
 
 

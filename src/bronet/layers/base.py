@@ -74,9 +74,10 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         with torch.autocast(device, enabled=False):
             return self.derive(key)
 
-    def parameters_to(self, V: Tensor) -> Tensor:
-        """Return a parameter in the precision that factorisations need: float32 at least."""
-        return V.float() if V.dtype in (torch.float16, torch.bfloat16) else V
+    def precision_for(self, x: Tensor) -> torch.dtype:
+        """Return the precision of factorisations for an input: float64 for float64, else float32 at least."""
+        parameter = next(self.parameters())
+        return torch.promote_types(torch.float32, x.dtype if x.dtype == torch.float64 else parameter.dtype)
 
 
 @contextmanager

@@ -42,10 +42,12 @@ class Block(nn.Sequential):
         self.fuses = isinstance(activation, MaxMin)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
+        linear, shift, activation = self
+        y: Tensor = linear(x)
         if not (self.fuses and self.training and y.is_cuda):
-            return self.activation(self.shift(y))
+            return activation(shift(y))
+        assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)
         flat = physical.reshape(-1, y.shape[1], y.shape[0])
-        fused = _ShiftedMaxMin.apply(flat, self.shift.bias.float(), self.shift.batch_mean(y))
+        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.batch_mean(y))
         return batch_first(fused.view(physical.shape))

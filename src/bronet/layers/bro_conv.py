@@ -5,13 +5,16 @@ the ridge is felt. Runs in the real low-rank form: no complex number, no c x c m
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import require_channels
+from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
@@ -20,12 +23,13 @@ from bronet.ortho.real_form import (
     ReflectorFactors,
     Windows,
     apply_factors,
-    bro_convolution,
     embed_image,
     geometry_of,
     images_of,
     pixels_of,
+    reflect_images,
     reflector_factors,
+    reflector_inverses,
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks, spectrum_gram
@@ -35,13 +39,21 @@ from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
+@dataclass(frozen=True)
+class _GridInversion(Inversion):
+    geometry: Geometry
+
+    def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+        return reflector_inverses(kernels, self.geometry)
+
+
 class _Key(NamedTuple):
     geometry: Geometry
     precision: torch.dtype
     dtype: torch.dtype
 
 
-class BROConv2d(DerivedLayer[ReflectorFactors]):
+class BROConv2d(ReflectorLayer[ReflectorFactors]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x, for images of any size.
 
     Args:
@@ -119,22 +131,16 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
         x = self.unshuffle(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
+        precision = self.precision_for(x)
         with torch.autocast(x.device.type, enabled=False):
+            geometry = geometry_of(
+                x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
+            )
             if self.keeps_derived:
-                geometry = geometry_of(
-                    x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
-                )
                 factors = self.derived(_Key(geometry, precision, x.dtype))
                 return images_of(apply_factors(pixels_of(x), factors, geometry), geometry)
-            return bro_convolution(
-                x,
-                self.V(precision),
-                c_out=self.out_channels,
-                padding=self.padding,
-                keep_padding=self.keep_padding,
-                ridge=self.ridge,
-            )
+            self.inversion = _GridInversion(self.weight.shape, precision, geometry)
+            return reflect_images(x, self.V(precision), geometry, inverse=self.prepared_inverse)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         stride = self.unshuffle.factor
@@ -145,7 +151,7 @@ class BROConv2d(DerivedLayer[ReflectorFactors]):
         geometry = Geometry(windows, self.out_channels, self.ridge, dense)
         V = unit_scaled(self.V(torch.float64).detach())
         A = spectrum_blocks(V, grid, dense=dense)
-        Q = orthonormal_factor(A, spectrum_gram(V, A, grid, dense=dense), ridge=self.ridge)
+        Q = orthonormal_factor(A, spectrum_gram(V, grid, dense=dense), ridge=self.ridge)
         whole = real_dft(Windows.of(grid, 0, keep_padding=True).target, dense=dense, dtype=torch.float64, device=device)
         source = real_dft(windows.source, dense=dense, dtype=torch.float64, device=device)
         target = real_dft(windows.target, dense=dense, dtype=torch.float64, device=device)

@@ -4,6 +4,8 @@ On (b, c, h, w) they act on every pixel alike, which is how the neck's patch lay
 factored form: an m x m matrix is never formed, however wide the layer.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,11 +13,11 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels
+from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
-from bronet.ortho.reflector import embed_channels, reflect
-from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, symmetric_inverse, unit_scaled
-from bronet.ortho.spectrum import with_ridge
+from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
+from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
@@ -27,6 +29,15 @@ class DenseFactors(NamedTuple):
 
     V: Tensor
     inverse: Tensor
+
+
+@dataclass(frozen=True)
+class _DenseInversion(Inversion):
+    ridge: float
+
+    def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+        V = torch.stack([unit_scaled(kernel) for kernel in kernels])
+        return list(dense_inverse(V, ridge=self.ridge).unbind())
 
 
 class _Dense(DerivedLayer[DenseFactors]):
@@ -52,14 +63,11 @@ class _Dense(DerivedLayer[DenseFactors]):
         if self.residual is not None:
             self.residual.reset_parameters()
 
-    def _precision(self, x: Tensor) -> torch.dtype:
-        return torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
-
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.proved((self.in_features,)).lipschitz
 
 
-class BROLinear(_Dense):
+class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -98,14 +106,25 @@ class BROLinear(_Dense):
     def derive(self, key: object) -> DenseFactors:
         assert isinstance(key, torch.dtype)
         V = unit_scaled(self.V(key))
-        return DenseFactors(V, symmetric_inverse(with_ridge(V.mT @ V, self.ridge)))
+        return DenseFactors(V, dense_inverse(V, ridge=self.ridge))
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "BROLinear")
-        V, inverse = self.derived(self._precision(x))
-        if not torch.is_autocast_enabled(x.device.type):
-            V, inverse = V.to(x.dtype), inverse.to(x.dtype)
-        return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features))
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        precision = self.precision_for(x)
+        with torch.autocast(x.device.type, enabled=False):
+            V, inverse = self._factors(precision)
+            return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
+
+    def _factors(self, precision: torch.dtype) -> DenseFactors:
+        if self.keeps_derived:
+            return self.derived(precision)
+        self.inversion = _DenseInversion(self.weight.shape, precision, self.ridge)
+        V = unit_scaled(self.V(precision))
+        with torch.no_grad():
+            prepared = self.prepared_inverse
+            return DenseFactors(V, dense_inverse(V, ridge=self.ridge) if prepared is None else prepared)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
@@ -155,7 +174,7 @@ class CholeskyLinear(_Dense):
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
-        W = self.derived(self._precision(x)).V
+        W = self.derived(self.precision_for(x)).V
         if not torch.is_autocast_enabled(x.device.type):
             W = W.to(x.dtype)
         return batch_first(W @ batch_last(x))

@@ -12,6 +12,7 @@ from bronet.layers import (
     Bias,
     Block,
     BROConv2d,
+    BROLinear,
     Flatten,
     Head,
     Householder,
@@ -20,6 +21,7 @@ from bronet.layers import (
     MaxMin,
     Normalization,
     OrthogonalHead,
+    PixelUnshuffle,
 )
 from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -70,7 +72,7 @@ class LipConvNet(CertifiableModel):
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stages, self.flatten]
 
-    def _stage(self, channels: int, width: int, *, last: bool) -> list[Block]:
+    def _stage(self, channels: int, width: int, *, last: bool) -> list[nn.Sequential]:
         """Return the blocks of a stage that takes `channels` to 2 `width`."""
         kept = self.architecture.depth // _STAGES - 1
         strided_kernel = 1 if last else _KERNEL
@@ -81,7 +83,12 @@ class LipConvNet(CertifiableModel):
         strided = self._block(channels, 2 * width, stride=2, kernel=strided_kernel)
         return [strided, *(self._block(2 * width, 2 * width) for _ in range(kept))]
 
-    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> Block:
+    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> nn.Sequential:
+        bias, activation = Bias(c_out, device=self._device, dtype=self._dtype), self._activation(c_out)
+        if kernel == 1:  # the same matrix at every frequency: a dense layer on the channels, without a transform
+            return nn.Sequential(
+                PixelUnshuffle(stride), Block(self._pointwise(c_in * stride**2, c_out), bias, activation)
+            )
         keeps = stride == 1 and c_in == c_out
         rank = max(1, round(c_in * parse_rank(self.architecture.rank))) if keeps else min(c_in * stride**2, c_out)
         conv = BROConv2d(
@@ -94,8 +101,12 @@ class LipConvNet(CertifiableModel):
             device=self._device,
             dtype=self._dtype,
         )
-        bias = Bias(c_out, device=self._device, dtype=self._dtype)
-        return Block(conv, bias, self._activation(c_out))
+        return Block(conv, bias, activation)
+
+    def _pointwise(self, c_in: int, c_out: int) -> BROLinear:
+        linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)
+        nn.init.eye_(linear.weight)
+        return linear
 
     def _activation(self, channels: int) -> LipschitzLayer:
         order = {"maxmin": 0, "householder1": 1, "householder2": 2}[self.architecture.activation]

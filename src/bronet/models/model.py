@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers import Head, LipschitzLayer
+from bronet.layers.prepared import prepared_inverses
 
 
 class CertifiableModel(nn.Module):
@@ -27,10 +28,11 @@ class CertifiableModel(nn.Module):
         raise BronetError(f"{type(self).__name__} must list its sections")
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        x = images
-        for section in self.sections():
-            x = section(x)
-        logits: Tensor = self.head(x)
+        with prepared_inverses(self):
+            x = images
+            for section in self.sections():
+                x = section(x)
+            logits: Tensor = self.head(x)
         return logits
 
     def chain(self) -> Iterator[tuple[str, LipschitzLayer]]:

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.spd import CHOLESKY_RIDGE, ridge_slope, scale_of
-from bronet.ortho.spectrum import with_ridge
+from bronet.ortho.spd import CHOLESKY_RIDGE, ridge_slope, scale_of, with_ridge
 
 
 class _CholeskyMap(torch.autograd.Function):

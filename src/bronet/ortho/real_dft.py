@@ -127,10 +127,19 @@ def frequencies(grid: tuple[int, int], *, dense: bool) -> Int[Tensor, "f 2"]:
 
 @lru_cache(maxsize=64)
 def kernel_basis(
-    grid: tuple[int, int], taps: tuple[int, int], *, dense: bool, dtype: torch.dtype, device: torch.device
+    grid: tuple[int, int],
+    taps: tuple[int, int],
+    *,
+    dense: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    corner: tuple[int, int] = (0, 0),
 ) -> Float[Tensor, "two_f taps"]:
-    """Return the matrix that takes a kernel's taps to its spectrum: rows (re/im, frequency), unscaled."""
-    angle = _angles(grid, frequencies(grid, dense=dense), _pixels(taps, (0, 0)))
+    """Return the matrix that takes a kernel's taps to its spectrum: rows (re/im, frequency), unscaled.
+
+    The first tap lies at `corner`.
+    """
+    angle = _angles(grid, frequencies(grid, dense=dense), _pixels(taps, corner))
     return torch.cat((angle.cos(), -angle.sin())).to(device=device, dtype=dtype)
 
 

@@ -11,6 +11,7 @@ y with h = D g and q = S^-1 A'h, the gradients are -(E'g - 2 D'(h - A q)) for x,
 -2 ((h - A q) p' + (u - A p) q') for A.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,13 @@ from torch import Tensor
 
 from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import ridge_slope, scale_of, symmetric_inverse, unit_scaled
+from bronet.ortho.spd import ridge_slope, scale_of, symmetric_inverse, unit_scaled, with_ridge
 from bronet.ortho.spectrum import (
     fill_channels,
     rows_of_channels,
     spectrum_blocks,
     spectrum_gradient,
     spectrum_gram,
-    with_ridge,
 )
 
 
@@ -75,10 +75,19 @@ def reflector_factors(
     V: Float[Tensor, "c n kh kw"], geometry: Geometry, *, dtype: torch.dtype | None = None
 ) -> ReflectorFactors:
     """Return A and (A'A + e I)^-1, computed in V's precision and rounded once to `dtype`."""
-    grid = geometry.windows.source.grid
-    A = spectrum_blocks(V, grid, dense=geometry.dense, dtype=dtype, scale=scale_of(V))
-    S = spectrum_gram(unit_scaled(V), A, grid, dense=geometry.dense)
-    return ReflectorFactors(A, symmetric_inverse(with_ridge(S, geometry.ridge)).to(A.dtype))
+    A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=dtype, scale=scale_of(V))
+    (inverse,) = reflector_inverses([V], geometry)
+    return ReflectorFactors(A, inverse.to(A.dtype))
+
+
+@torch.no_grad()
+def reflector_inverses(
+    kernels: Sequence[Float[Tensor, "c n kh kw"]], geometry: Geometry
+) -> list[Float[Tensor, "f two_n two_n"]]:
+    """Return (A'A + e I)^-1 of several kernels of one shape, in one batched inversion."""
+    grid, dense = geometry.windows.source.grid, geometry.dense
+    S = torch.cat([spectrum_gram(unit_scaled(V), grid, dense=dense) for V in kernels])
+    return list(symmetric_inverse(with_ridge(S, geometry.ridge)).chunk(len(kernels)))
 
 
 def apply_factors(
@@ -95,17 +104,22 @@ class _Reflection(torch.autograd.Function):
     """x, V -> y with the backward pass of the module's docstring. It keeps x, A, S^-1 and p; u and v are recomputed."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, V: Tensor, geometry: Geometry) -> Tensor:  # type: ignore[no-untyped-def, override]
-        factors = reflector_factors(V, geometry, dtype=x.dtype)
+    def forward(  # type: ignore[no-untyped-def, override]
+        ctx, x: Tensor, V: Tensor, inverse: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        if inverse is None:
+            (inverse,) = reflector_inverses([V], geometry)
+        inverse = inverse.to(x.dtype)
+        A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale_of(V))
         source, target = geometry.bases(x)
-        p = factors.inverse @ (rows_of_channels(factors.A, x.shape[1]).mT @ source.analysis(x))
-        v = rows_of_channels(factors.A, geometry.c_out) @ p
-        ctx.save_for_backward(x, V, factors.A, factors.inverse, p)
+        p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
+        v = rows_of_channels(A, geometry.c_out) @ p
+        ctx.save_for_backward(x, V, A, inverse, p)
         ctx.geometry = geometry
         return target.reflected(embed_image(x, geometry), v, 1)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[no-untyped-def, override]
         x, V, A, inverse, p = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         g = grads[0].contiguous()
@@ -116,7 +130,7 @@ class _Reflection(torch.autograd.Function):
         left = fill_channels(h, c).baddbmm_(A, q, alpha=-1)
         gx = source.reflected(crop_image(g, c_in, geometry), rows_of_channels(left, c_in), -1)
         if not ctx.needs_input_grad[1]:
-            return gx, None, None
+            return gx, None, None, None
         right = fill_channels(source.analysis(x), c).baddbmm_(A, p, alpha=-1)
         gA = (left @ p.mT).baddbmm_(right, q.mT)
         slope = ridge_slope(geometry.ridge, A.shape[-1], V.dtype)
@@ -124,7 +138,7 @@ class _Reflection(torch.autograd.Function):
             gA = gA - 2 * slope * (p * q).sum((1, 2), keepdim=True) * A
         grid, taps = geometry.windows.source.grid, (V.shape[2], V.shape[3])
         gV = spectrum_gradient(gA, taps, grid, dense=geometry.dense, dtype=V.dtype)
-        return gx, gV * (-2 / scale_of(V)), None
+        return gx, gV * (-2 / scale_of(V)), None, None
 
 
 def bro_convolution(
@@ -136,12 +150,24 @@ def bro_convolution(
     keep_padding: bool = False,
     ridge: float,
 ) -> Float[Tensor, "b c_out h_out w_out"]:
-    """Return the BRO convolution of x: products in x's precision, factorisations in V's.
-
-    The result's memory order is (h, w, c, b), as the next layer wants it. Differentiable once.
-    """
+    """Return the BRO convolution of x in one call; see `reflect_images`."""
     geometry = geometry_of(x, c_out=c_out, padding=padding, keep_padding=keep_padding, ridge=ridge)
-    return images_of(_Reflection.apply(pixels_of(x), V, geometry), geometry)
+    return reflect_images(x, V, geometry)
+
+
+def reflect_images(
+    x: Float[Tensor, "b c_in h w"],
+    V: Float[Tensor, "c n kh kw"],
+    geometry: Geometry,
+    *,
+    inverse: Float[Tensor, "f two_n two_n"] | None = None,
+) -> Float[Tensor, "b c_out h_out w_out"]:
+    """Return the BRO convolution of x: products in x's precision, factorisations in V's. Differentiable once.
+
+    `inverse`, if given, is (A'A + e I)^-1 of this V; the gradient takes its dependence on V into account. The result's
+    memory order is (h, w, c, b), as the next layer wants it.
+    """
+    return images_of(_Reflection.apply(pixels_of(x), V, inverse, geometry), geometry)
 
 
 def geometry_of(x: Tensor, *, c_out: int, padding: int, keep_padding: bool, ridge: float) -> Geometry:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
-from bronet.ortho.spd import BRO_RIDGE, ridge_of, unit_scaled
+from bronet.ortho.spd import BRO_RIDGE, ridge_of, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:
@@ -32,16 +32,54 @@ def _unit_scaled(V: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m 
     return unit_scaled(V)
 
 
+def dense_inverse(V: Float[Tensor, "*batch c n"], *, ridge: float) -> Float[Tensor, "*batch n n"]:
+    """Return (V'V + e I)^-1."""
+    return symmetric_inverse(with_ridge(V.mT @ V, ridge))
+
+
+class _DenseReflection(torch.autograd.Function):
+    """x, V -> E x - 2 V[:c_out] S^-1 V[:c_in]' x: the backward pass is that of `ortho.real_form` with D = I."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def, override]  # noqa: PLR0917
+        ctx, x: Tensor, V: Tensor, inverse: Tensor, c_out: int, ridge: float
+    ) -> Tensor:
+        W = V.to(x.dtype)
+        inverse = inverse.to(x.dtype)
+        p = inverse @ (W[: x.shape[-2]].mT @ x)
+        ctx.save_for_backward(x, V, inverse, p)
+        ctx.c_out, ctx.ridge = c_out, ridge
+        return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ p)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
+        x, V, inverse, p = ctx.saved_tensors
+        g, W, c, c_in = grads[0], V.to(x.dtype), V.shape[-2], x.shape[-2]
+        q = inverse @ (W[: ctx.c_out].mT @ g)
+        w = W @ q
+        gx = embed_channels(g, c_in, dim=-2) - 2 * w.narrow(-2, 0, c_in)
+        left, right = embed_channels(g, c, dim=-2) - w, embed_channels(x, c, dim=-2) - W @ p
+        gV = left @ p.mT + right @ q.mT
+        slope = ridge_slope(ctx.ridge, V.shape[-1], V.dtype)
+        if slope > torch.finfo(x.dtype).eps:  # below that the ridge's own gradient is lost in rounding
+            gV = gV - 2 * slope * (p * q).sum((-2, -1), keepdim=True) * W
+        return gx, -2 * gV.sum_to_size(V.shape).to(V.dtype), None, None, None
+
+
 def reflect(
     x: Float[Tensor, "*batch c_in b"],
     V: Float[Tensor, "c n"],
     inverse: Float[Tensor, "n n"],
     *,
     c_out: int,
+    ridge: float,
 ) -> Float[Tensor, "*batch c_out b"]:
-    """Return the semi-orthogonal reflector times x, never formed: E x - 2 V[:c_out] S^-1 V[:c_in]' x (App. A.3)."""
-    low_rank = V[:c_out] @ (inverse @ (V[: x.shape[-2]].mT @ x))
-    return embed_channels(x, c_out, dim=-2) - 2 * low_rank
+    """Return the semi-orthogonal reflector times x, never formed: E x - 2 V[:c_out] S^-1 V[:c_in]' x (App. A.3).
+
+    `inverse` is `dense_inverse(V)` with this ridge; the gradient of V takes its dependence on V into account.
+    """
+    y: Tensor = _DenseReflection.apply(x, V, inverse, c_out, ridge)
+    return y
 
 
 def embed_channels(x: Tensor, c_out: int, *, dim: int) -> Tensor:

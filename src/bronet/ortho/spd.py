@@ -35,6 +35,12 @@ def _at_least_ulps(relative: float, dtype: torch.dtype) -> float:
     return max(relative, _LEAST_RIDGE_ULPS * torch.finfo(dtype).eps)
 
 
+def with_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> Float[Tensor, "*batch n n"]:
+    """Return S + e I."""
+    diagonal = S.diagonal(dim1=-2, dim2=-1)
+    return S.diagonal_scatter(diagonal + ridge_of(diagonal, relative, S.dtype)[..., None], dim1=-2, dim2=-1)
+
+
 def unit_scaled(V: Tensor) -> Tensor:
     """Return V divided by its largest absolute entry, which no reflector or Cholesky map can see.
 

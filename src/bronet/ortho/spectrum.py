@@ -5,12 +5,13 @@ frequency-domain product of that size: it is the Fourier transform of the kernel
 taps of n x n are one product. On grids that are small against k^2 the direct product A_f'A_f costs less.
 """
 
+from functools import lru_cache
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.ortho.real_dft import frequencies, kernel_basis
-from bronet.ortho.spd import ridge_of
 
 
 def spectrum_blocks(
@@ -20,10 +21,14 @@ def spectrum_blocks(
     dense: bool,
     dtype: torch.dtype | None = None,
     scale: Float[Tensor, ""] | None = None,
+    corner: tuple[int, int] = (0, 0),
 ) -> Float[Tensor, "f two_c two_n"]:
-    """Return A_f of V / scale for every frequency of the grid, in V's precision and rounded once to `dtype`."""
+    """Return A_f of V / scale for every frequency of the grid, in V's precision and rounded once to `dtype`.
+
+    The first tap of V lies at `corner`.
+    """
     c, n, kh, kw = V.shape
-    basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device)
+    basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device, corner=corner)
     scale = torch.ones((), dtype=V.dtype, device=V.device) if scale is None else scale
     if V.is_cuda and V.dtype == torch.float32:
         from bronet.kernels import spectrum as kernel
@@ -57,44 +62,42 @@ def spectrum_gradient(
 
 
 def spectrum_gram(
-    V: Float[Tensor, "c n kh kw"], A: Float[Tensor, "f two_c two_n"], grid: tuple[int, int], *, dense: bool
+    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool
 ) -> Float[Tensor, "f two_n two_n"]:
     """Return S_f = A_f'A_f in V's precision, by whichever of the two ways takes fewer operations."""
     c, n, kh, kw = V.shape
-    k2, f = kh * kw, A.shape[0]
-    direct = f * (2 * n) * (2 * c) * n
-    through_autocorrelation = (k2 * n) ** 2 * c + 2 * f * k2**2 * n**2
-    if A.dtype == V.dtype and direct <= through_autocorrelation:
-        re, im = (A.mT @ A[..., :n]).split(n, dim=-2)
-    else:
-        re, im = _autocorrelation_spectrum(V, grid, dense=dense)
+    f = len(frequencies(grid, dense=dense))
+    directly = f * (2 * n) * (2 * c) * n
+    by_autocorrelation = (kh * kw * n) ** 2 * c + 2 * f * (2 * kh - 1) * (2 * kw - 1) * n**2
+    if by_autocorrelation < directly:
+        corner = (1 - kh, 1 - kw)
+        return spectrum_blocks(autocorrelation(V), grid, dense=dense, corner=corner)
+    A = spectrum_blocks(V, grid, dense=dense)
+    re, im = (A.mT @ A[..., :n]).split(n, dim=-2)
     S = V.new_empty(f, 2, n, 2, n)
     S[:, 0, :, 0], S[:, 1, :, 1] = re, re
     S[:, 1, :, 0], S[:, 0, :, 1] = im, im.mT
     return S.view(f, 2 * n, 2 * n)
 
 
-def _autocorrelation_spectrum(
-    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool
-) -> tuple[Float[Tensor, "f n n"], Float[Tensor, "f n n"]]:
-    """Return the real and imaginary part of V_f* V_f from the kernel's autocorrelation."""
+def autocorrelation(V: Float[Tensor, "c n kh kw"]) -> Float[Tensor, "n n th tw"]:
+    """Return the kernel of V*V: entry d is the sum over taps t of V_t' V_{t+d}, for d from -(k - 1) to k - 1."""
     c, n, kh, kw = V.shape
-    k2, f = kh * kw, len(frequencies(grid, dense=dense))
-    flat = V.permute(0, 2, 3, 1).reshape(c, k2 * n)
-    taps = (flat.mT @ flat).view(k2, n, k2, n).permute(0, 2, 1, 3).reshape(k2 * k2, n * n)
-    # conj(e^{-i a}) e^{-i b} for each pair of taps: cosine and sine of the difference of their angles.
-    cos, minus_sin = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device).view(2, f, k2).unbind(0)
-    re = cos[:, :, None] * cos[:, None] + minus_sin[:, :, None] * minus_sin[:, None]
-    im = cos[:, :, None] * minus_sin[:, None] - minus_sin[:, :, None] * cos[:, None]
-    pairs = torch.cat((re, im)).view(2 * f, k2 * k2)
-    S = (pairs @ taps).view(2, f, n, n)
-    return S[0], S[1]
+    flat = V.permute(0, 2, 3, 1).reshape(c, kh * kw * n)
+    pairs = (flat.mT @ flat).view(kh * kw, n, kh * kw, n).permute(0, 2, 1, 3).reshape(-1, n * n)
+    shifts = tap_shifts((kh, kw), V.device)
+    summed = V.new_zeros((2 * kh - 1) * (2 * kw - 1), n * n).index_add_(0, shifts, pairs)
+    return summed.view(2 * kh - 1, 2 * kw - 1, n, n).permute(2, 3, 0, 1)
 
 
-def with_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> Float[Tensor, "*batch n n"]:
-    """Return S + e I."""
-    e = ridge_of(S.diagonal(dim1=-2, dim2=-1), relative, S.dtype)
-    return S + e[..., None, None] * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+@lru_cache(maxsize=16)
+def tap_shifts(taps: tuple[int, int], device: torch.device) -> Int[Tensor, "pairs"]:
+    """Return, for each pair (first, second) of taps, the index of second - first among all shifts."""
+    kh, kw = taps
+    row, column = torch.arange(kh), torch.arange(kw)
+    vertical = (row[None, :] - row[:, None] + kh - 1).view(kh, 1, kh, 1)
+    horizontal = (column[None, :] - column[:, None] + kw - 1).view(1, kw, 1, kw)
+    return (vertical * (2 * kw - 1) + horizontal).expand(kh, kw, kh, kw).reshape(-1).to(device)
 
 
 def rows_of_channels(A: Float[Tensor, "f two_c two_n"], channels: int) -> Float[Tensor, "f two_channels two_n"]:

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.ortho.spd import unit_scaled
-from bronet.ortho.spectrum import with_ridge
+from bronet.ortho.spd import unit_scaled, with_ridge
 from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue
 

@@ -36,6 +36,7 @@ def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Loo
             lr=lr,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
-            foreach=True,
+            foreach=not on_gpu,
+            fused=on_gpu,  # the only kind that reads its rate from the device
         )
     return Lookahead(inner, steps=recipe.lookahead_steps, alpha=recipe.lookahead_alpha)

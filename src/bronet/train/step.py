@@ -1,8 +1,8 @@
 """One optimiser step: forward, loss, backward, clip, update, statistics; on a GPU recorded once and replayed.
 
-Everything that changes from step to step (pixels, labels, learning rate, EMMA's budget, the step's number) lies in tensors
-that are filled before the step, so that the device's work is the same sequence of kernels each time: after a few ordinary
-steps a CUDA graph of it is recorded, and later steps launch that. On a CPU the same code just runs.
+Everything that changes from step to step (pixels, labels, learning rate, EMMA's budget, the step's number) lies in
+tensors that are filled before the step, so that the device's work is the same sequence of kernels each time: after a
+few ordinary steps a CUDA graph of it is recorded, and later steps launch that. On a CPU the same code just runs.
 """
 
 from collections.abc import Iterator
