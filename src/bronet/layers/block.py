@@ -48,6 +48,6 @@ class Block(nn.Sequential):
             return activation(shift(y))
         assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)
-        flat = physical.reshape(-1, y.shape[1], y.shape[0])
+        flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
         fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.batch_mean(y))
         return batch_first(fused.view(physical.shape))

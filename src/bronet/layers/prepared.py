@@ -56,8 +56,8 @@ def prepared_inverses(module: nn.Module) -> Iterator[None]:
         if isinstance(layer, ReflectorLayer) and layer.inversion is not None and not layer.keeps_derived:
             groups[layer.inversion].append(layer)
     try:
-        with torch.no_grad():
-            for inversion, layers in groups.items():
+        for inversion, layers in groups.items():
+            with torch.no_grad(), torch.autocast(next(layers[0].parameters()).device.type, enabled=False):
                 _prepare(inversion, layers)
         yield
     finally:

@@ -5,6 +5,7 @@ channel that starts at one, as in the published networks (the text says a scalar
 """
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +35,16 @@ class IdentityResidual(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
-        return scale * weight + identity_like(weight)
+        return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
 
 
-def identity_like(weight: Tensor) -> Tensor:
-    """Return the identity matrix, or the identity kernel at the centre tap, in the shape of `weight`."""
-    m, n = weight.shape[:2]
-    eye = torch.eye(m, n, device=weight.device, dtype=weight.dtype)
-    if weight.ndim == 2:
+@lru_cache(maxsize=32)
+def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap."""
+    m, n = shape[:2]
+    eye = torch.eye(m, n, device=device, dtype=dtype)
+    if len(shape) == 2:
         return eye
-    kh, kw = weight.shape[2:]
+    kh, kw = shape[2:]
     top, left = kh // 2, kw // 2
     return nn.functional.pad(eye[..., None, None], (left, kw - 1 - left, top, kh - 1 - top))

@@ -114,13 +114,14 @@ class _Reflection(torch.autograd.Function):
         source, target = geometry.bases(x)
         p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
         v = rows_of_channels(A, geometry.c_out) @ p
-        ctx.save_for_backward(x, V, A, inverse, p)
+        ctx.save_for_backward(x, A, inverse, p, scale)
+        ctx.taps, ctx.precision = (V.shape[2], V.shape[3]), V.dtype
         ctx.geometry = geometry
         return target.reflected(embed_image(x, geometry), v, 1)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[no-untyped-def, override]
-        x, V, A, inverse, p = ctx.saved_tensors
+        x, A, inverse, p, scale = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         g = grads[0].contiguous()
         source, target = geometry.bases(x)
@@ -133,12 +134,12 @@ class _Reflection(torch.autograd.Function):
             return gx, None, None, None
         right = fill_channels(source.analysis(x), c).baddbmm_(A, p, alpha=-1)
         gA = (left @ p.mT).baddbmm_(right, q.mT)
-        slope = ridge_slope(geometry.ridge, A.shape[-1], V.dtype)
+        slope = ridge_slope(geometry.ridge, A.shape[-1], ctx.precision)
         if slope > torch.finfo(A.dtype).eps:  # below that the ridge's own gradient is lost in rounding
             gA = gA - 2 * slope * (p * q).sum((1, 2), keepdim=True) * A
-        grid, taps = geometry.windows.source.grid, (V.shape[2], V.shape[3])
-        gV = spectrum_gradient(gA, taps, grid, dense=geometry.dense, dtype=V.dtype)
-        return gx, gV * (-2 / scale_of(V)), None, None
+        grid = geometry.windows.source.grid
+        gV = spectrum_gradient(gA, ctx.taps, grid, dense=geometry.dense, dtype=ctx.precision)
+        return gx, gV * (-2 / scale), None, None
 
 
 def bro_convolution(
