@@ -49,6 +49,21 @@ def test_inverse_kernel_inverts(n: int) -> None:
     assert_close(spd_inverse(S).double(), torch.linalg.inv(S.double()), atol=1e-4, rtol=1e-3)
 
 
+def test_fused_nadam_equals_torch() -> None:
+    from bronet.train.nadam import FusedNAdam
+
+    start = draw(33, 65)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    fused = FusedNAdam([ours], lr=1e-2, weight_decay=1e-2)
+    reference = torch.optim.NAdam([theirs], lr=1e-2, weight_decay=1e-2)
+    for step in range(12):
+        ours.grad, theirs.grad = draw(33, 65, seed=step), draw(33, 65, seed=step)
+        fused.prepare(1e-2)
+        fused.step()
+        reference.step()
+    assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shift_class", [Centring, Bias])
 @pytest.mark.parametrize("shape", [(6, 8, 5, 3), (256, 32, 4, 4), (33, 10)])
 def test_fused_block_equals_its_parts(shift_class: type[Centring | Bias], shape: tuple[int, ...]) -> None:

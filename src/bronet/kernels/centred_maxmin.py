@@ -11,6 +11,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 _BLOCK = 1024
+_SPLITS = 8  # parts of the image that a channel's sum is split into
 
 
 @triton.jit
@@ -68,6 +69,28 @@ def _channel_sum_kernel(g, swapped, sums, pixels, per_program, pairs_b, b, half,
     tl.store(sums + row + half + channel, tl.sum(high, axis=0))
 
 
+@triton.jit
+def _channel_mean_kernel(y, sums, pixels, per_program, c, b, B_PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    channel = tl.program_id(0)
+    lane = tl.arange(0, B_PADDED)
+    total = tl.zeros([B_PADDED], dtype=tl.float32)
+    start = tl.program_id(1) * per_program
+    for pixel in range(start, tl.minimum(start + per_program, pixels)):
+        place = (pixel * c + channel).to(tl.int64) * b + lane
+        total += tl.load(y + place, mask=lane < b, other=0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(1) * c + channel, tl.sum(total, axis=0))
+
+
+def channel_mean(y: Float[Tensor, "pixels c b"]) -> Float[Tensor, "c"]:
+    """Return the mean of every channel, summed in float32."""
+    pixels, c, b = y.shape
+    per_program = max(1, pixels // _SPLITS)
+    splits = triton.cdiv(pixels, per_program)
+    sums = torch.empty(splits, c, device=y.device, dtype=torch.float32)
+    _channel_mean_kernel[(c, splits)](y, sums, pixels, per_program, c, b, B_PADDED=triton.next_power_of_2(b))
+    return sums.sum(0) / (pixels * b)
+
+
 def shifted_maxmin(
     y: Float[Tensor, "pixels c b"], shift: Float[Tensor, "c"]
 ) -> tuple[Float[Tensor, "pixels c b"], Int8[Tensor, "pixels pairs b"]]:
@@ -86,7 +109,7 @@ def shifted_maxmin_backward(
 ) -> tuple[Float[Tensor, "pixels c b"], Float[Tensor, "c"]]:
     """Return the gradients of y and of the shift; where y was centred, the channel's mean is taken out of the first."""
     pixels, c, b = g.shape
-    per_program = max(1, pixels // 8)
+    per_program = max(1, pixels // _SPLITS)
     splits = triton.cdiv(pixels, per_program)
     pairs_b = c // 2 * b
     sums = torch.empty(splits, c, device=g.device, dtype=torch.float32)

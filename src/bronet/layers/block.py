@@ -49,5 +49,5 @@ class Block(nn.Sequential):
         assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)
         flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
-        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.batch_mean(y))
+        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.batch_mean(flat.detach()))
         return batch_first(fused.view(physical.shape))

@@ -139,8 +139,8 @@ class BROConv2d(ReflectorLayer[ReflectorFactors]):
             if self.keeps_derived:
                 factors = self.derived(_Key(geometry, precision, x.dtype))
                 return images_of(apply_factors(pixels_of(x), factors, geometry), geometry)
-            self.inversion = _GridInversion(self.weight.shape, precision, geometry)
-            return reflect_images(x, self.V(precision), geometry, inverse=self.prepared_inverse)
+            inverse = self.inverse_for(_GridInversion(self.weight.shape, precision, geometry))
+            return reflect_images(x, self.V(precision), geometry, inverse=inverse)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         stride = self.unshuffle.factor

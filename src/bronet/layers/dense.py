@@ -120,10 +120,9 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
     def _factors(self, precision: torch.dtype) -> DenseFactors:
         if self.keeps_derived:
             return self.derived(precision)
-        self.inversion = _DenseInversion(self.weight.shape, precision, self.ridge)
         V = unit_scaled(self.V(precision))
+        prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, self.ridge))
         with torch.no_grad():
-            prepared = self.prepared_inverse
             return DenseFactors(V, dense_inverse(V, ridge=self.ridge) if prepared is None else prepared)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

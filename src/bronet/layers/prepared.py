@@ -7,9 +7,10 @@ live for one forward pass, computed from the parameters as they are at its start
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -43,6 +44,17 @@ class ReflectorLayer(DerivedLayer[T]):
         self.inversion: Inversion | None = None
         self.prepared_inverse: Tensor | None = None
 
+    @property
+    def prepares(self) -> bool:
+        """Whether it pays to prepare this layer's inverse."""
+        return _device_of(self).type == "cuda" and not self.keeps_derived
+
+    def inverse_for(self, inversion: Inversion) -> Tensor | None:
+        """Return the prepared inverse if it is this one; remember the inversion for the next forward pass."""
+        fits = inversion == self.inversion
+        self.inversion = inversion
+        return self.prepared_inverse if fits else None
+
     @abstractmethod
     def V(self, dtype: torch.dtype) -> Tensor:
         """Return the parameters that are reflected, computed in this precision."""
@@ -50,15 +62,17 @@ class ReflectorLayer(DerivedLayer[T]):
 
 @contextmanager
 def prepared_inverses(module: nn.Module) -> Iterator[None]:
-    """Compute the inverses of all layers whose last forward is known, and hand them out while inside."""
+    """Compute the inverses of all layers whose last forward is known, and hand them out while inside.
+
+    On a GPU only: a CPU gains nothing from it, and stays independent of whether a forward pass came before.
+    """
     groups: dict[Inversion, list[ReflectorLayer]] = defaultdict(list)  # type: ignore[type-arg]
     for layer in module.modules():
-        if isinstance(layer, ReflectorLayer) and layer.inversion is not None and not layer.keeps_derived:
+        if isinstance(layer, ReflectorLayer) and layer.inversion is not None and layer.prepares:
             groups[layer.inversion].append(layer)
     try:
-        for inversion, layers in groups.items():
-            with torch.no_grad(), torch.autocast(next(layers[0].parameters()).device.type, enabled=False):
-                _prepare(inversion, layers)
+        with torch.no_grad():
+            side_by_side([partial(_prepare, *group) for group in groups.items()], _device_of(module))
         yield
     finally:
         for layers in groups.values():
@@ -67,12 +81,31 @@ def prepared_inverses(module: nn.Module) -> Iterator[None]:
 
 
 def _prepare(inversion: Inversion, layers: list[ReflectorLayer]) -> None:  # type: ignore[type-arg]
-    if len(layers) == 1:
-        return  # a batch of one gains nothing
     count = 1
-    while layers:
-        part, layers = layers[:count], layers[count:]
-        inverses = inversion.invert([layer.V(inversion.precision) for layer in part])
-        for layer, inverse in zip(part, inverses, strict=True):
-            layer.prepared_inverse = inverse
-        count = max(1, _BATCH_BYTES // (inverses[0].numel() * inverses[0].element_size()))
+    with torch.autocast(_device_of(layers[0]).type, enabled=False):
+        while layers:
+            part, layers = layers[:count], layers[count:]
+            inverses = inversion.invert([layer.V(inversion.precision) for layer in part])
+            for layer, inverse in zip(part, inverses, strict=True):
+                layer.prepared_inverse = inverse
+            count = max(1, _BATCH_BYTES // (inverses[0].numel() * inverses[0].element_size()))
+
+
+def side_by_side(tasks: Sequence[Callable[[], None]], device: torch.device) -> None:
+    """Run independent tasks: on a GPU each on a stream of its own, since each is bound by latency."""
+    if device.type != "cuda":
+        for task in tasks:
+            task()
+        return
+    here = torch.cuda.current_stream(device)
+    streams = [torch.cuda.Stream(device) for _ in tasks]
+    for stream, task in zip(streams, tasks, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            task()
+    for stream in streams:
+        here.wait_stream(stream)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

@@ -74,7 +74,7 @@ class Centring(LipschitzLayer):
 
     def batch_mean(self, x: Tensor) -> Tensor:
         """Return the mean of each channel over the batch and its pixels, and let the running mean follow it."""
-        mean = x.mean([d for d in range(x.ndim) if d != 1], dtype=torch.promote_types(x.dtype, torch.float32))
+        mean = _channel_mean(x)
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
         return mean
@@ -84,6 +84,14 @@ class Centring(LipschitzLayer):
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
+
+
+def _channel_mean(x: Tensor) -> Tensor:
+    if x.is_cuda and x.ndim == 3 and not x.requires_grad:
+        from bronet.kernels.centred_maxmin import channel_mean
+
+        return channel_mean(x)
+    return x.mean([d for d in range(x.ndim) if d != 1], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class Bias(LipschitzLayer):

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
+from bronet.ortho.real_dft import RealDFT, Window, frequencies, is_dense, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import ridge_slope, scale_of, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spd import add_ridge, ridge_slope, scale_of, symmetric_inverse, unit_scaled
 from bronet.ortho.spectrum import (
     fill_channels,
     rows_of_channels,
@@ -86,8 +86,12 @@ def reflector_inverses(
 ) -> list[Float[Tensor, "f two_n two_n"]]:
     """Return (A'A + e I)^-1 of several kernels of one shape, in one batched inversion."""
     grid, dense = geometry.windows.source.grid, geometry.dense
-    S = torch.cat([spectrum_gram(unit_scaled(V), grid, dense=dense) for V in kernels])
-    return list(symmetric_inverse(with_ridge(S, geometry.ridge)).chunk(len(kernels)))
+    f, n = len(frequencies(grid, dense=dense)), kernels[0].shape[1]
+    S = kernels[0].new_empty(len(kernels), f, 2 * n, 2 * n)
+    for V, out in zip(kernels, S, strict=True):
+        spectrum_gram(unit_scaled(V), grid, dense=dense, out=out)
+    add_ridge(S, geometry.ridge)
+    return list(symmetric_inverse(S))
 
 
 def apply_factors(
@@ -109,8 +113,8 @@ class _Reflection(torch.autograd.Function):
     ) -> Tensor:
         if inverse is None:
             (inverse,) = reflector_inverses([V], geometry)
-        inverse = inverse.to(x.dtype)
-        A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale_of(V))
+        inverse, scale = inverse.to(x.dtype), scale_of(V)
+        A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale)
         source, target = geometry.bases(x)
         p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
         v = rows_of_channels(A, geometry.c_out) @ p

@@ -41,6 +41,12 @@ def with_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> Float[Tensor,
     return S.diagonal_scatter(diagonal + ridge_of(diagonal, relative, S.dtype)[..., None], dim1=-2, dim2=-1)
 
 
+def add_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> None:
+    """Add e I to S in place."""
+    diagonal = S.diagonal(dim1=-2, dim2=-1)
+    diagonal += ridge_of(diagonal, relative, S.dtype)[..., None]
+
+
 def unit_scaled(V: Tensor) -> Tensor:
     """Return V divided by its largest absolute entry, which no reflector or Cholesky map can see.
 

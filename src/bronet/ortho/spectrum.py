@@ -19,27 +19,31 @@ def spectrum_blocks(
     grid: tuple[int, int],
     *,
     dense: bool,
-    dtype: torch.dtype | None = None,
     scale: Float[Tensor, ""] | None = None,
+    dtype: torch.dtype | None = None,
+    out: Float[Tensor, "f two_c two_n"] | None = None,
     corner: tuple[int, int] = (0, 0),
 ) -> Float[Tensor, "f two_c two_n"]:
     """Return A_f of V / scale for every frequency of the grid, in V's precision and rounded once to `dtype`.
 
-    The first tap of V lies at `corner`.
+    The first tap of V lies at `corner`. With `out` the blocks are written there.
     """
     c, n, kh, kw = V.shape
     basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=V.dtype, device=V.device, corner=corner)
-    scale = torch.ones((), dtype=V.dtype, device=V.device) if scale is None else scale
+    taps = V.permute(2, 3, 0, 1).reshape(kh * kw, c, n)
+    if out is None:
+        out = V.new_empty(basis.shape[0] // 2, 2 * c, 2 * n, dtype=dtype or V.dtype)
     if V.is_cuda and V.dtype == torch.float32:
         from bronet.kernels import spectrum as kernel
 
-        return kernel.blocks(V, scale, basis, dtype or V.dtype)
-    taps = (V / scale).permute(2, 3, 0, 1).reshape(kh * kw, c * n)
-    re, im = (basis @ taps).view(2, -1, c, n).unbind(0)
-    A = V.new_empty(re.shape[0], 2, c, 2, n, dtype=dtype or V.dtype)
+        kernel.blocks(taps, V.new_ones(()) if scale is None else scale, basis, out)
+        return out
+    taps = taps if scale is None else taps / scale
+    re, im = (basis @ taps.view(kh * kw, c * n)).view(2, -1, c, n).unbind(0)
+    A = out.view(-1, 2, c, 2, n)
     A[:, 0, :, 0], A[:, 1, :, 1] = re, re
     A[:, 1, :, 0], A[:, 0, :, 1] = im, im.neg()
-    return A.view(-1, 2 * c, 2 * n)
+    return out
 
 
 def spectrum_gradient(
@@ -52,7 +56,7 @@ def spectrum_gradient(
     if gA.is_cuda and dtype == torch.float32:
         from bronet.kernels import spectrum as kernel
 
-        return kernel.gradient(gA, basis, taps)
+        return kernel.gradient(gA, basis).view(*taps, c, n).permute(2, 3, 0, 1)
     blocks = gA.view(f, 2, c, 2, n)
     parts = gA.new_empty(2, f, c, n, dtype=dtype)
     parts[0].copy_(blocks[:, 0, :, 0]).add_(blocks[:, 1, :, 1])
@@ -62,7 +66,11 @@ def spectrum_gradient(
 
 
 def spectrum_gram(
-    V: Float[Tensor, "c n kh kw"], grid: tuple[int, int], *, dense: bool
+    V: Float[Tensor, "c n kh kw"],
+    grid: tuple[int, int],
+    *,
+    dense: bool,
+    out: Float[Tensor, "f two_n two_n"] | None = None,
 ) -> Float[Tensor, "f two_n two_n"]:
     """Return S_f = A_f'A_f in V's precision, by whichever of the two ways takes fewer operations."""
     c, n, kh, kw = V.shape
@@ -70,14 +78,14 @@ def spectrum_gram(
     directly = f * (2 * n) * (2 * c) * n
     by_autocorrelation = (kh * kw * n) ** 2 * c + 2 * f * (2 * kh - 1) * (2 * kw - 1) * n**2
     if by_autocorrelation < directly:
-        corner = (1 - kh, 1 - kw)
-        return spectrum_blocks(autocorrelation(V), grid, dense=dense, corner=corner)
+        return spectrum_blocks(autocorrelation(V), grid, dense=dense, out=out, corner=(1 - kh, 1 - kw))
     A = spectrum_blocks(V, grid, dense=dense)
     re, im = (A.mT @ A[..., :n]).split(n, dim=-2)
-    S = V.new_empty(f, 2, n, 2, n)
+    out = V.new_empty(f, 2 * n, 2 * n) if out is None else out
+    S = out.view(f, 2, n, 2, n)
     S[:, 0, :, 0], S[:, 1, :, 1] = re, re
     S[:, 1, :, 0], S[:, 0, :, 1] = im, im.mT
-    return S.view(f, 2 * n, 2 * n)
+    return out
 
 
 def autocorrelation(V: Float[Tensor, "c n kh kw"]) -> Float[Tensor, "n n th tw"]:

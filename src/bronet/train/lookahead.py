@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bronet.errors import BronetError
+from bronet.train.nadam import FusedNAdam
 
 
 class Lookahead:
@@ -49,7 +50,10 @@ class Lookahead:
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next step on."""
+        """Use this learning rate in the next step; call it once before every step."""
+        if isinstance(self.optimizer, FusedNAdam):
+            self.optimizer.prepare(rate)
+            return
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)

@@ -6,12 +6,12 @@ Weight decay is coupled (an L2 term in the gradient) in both. All parameters are
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from bronet.recipe.schema import OptimRecipe
 from bronet.train.lookahead import Lookahead
+from bronet.train.nadam import FusedNAdam
 
 
 def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Lookahead:
@@ -19,21 +19,21 @@ def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Loo
     inner: Optimizer
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
-    # On a GPU the rate is a tensor, so that a recorded step follows its schedule.
-    lr: float | Tensor = torch.tensor(recipe.lr, device=parameters[0].device) if on_gpu else recipe.lr
-    if recipe.name == "nadam":
+    if recipe.name == "nadam" and on_gpu:
+        inner = FusedNAdam(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    elif recipe.name == "nadam":
         inner = torch.optim.NAdam(
             parameters,
-            lr=lr,
+            lr=recipe.lr,
             weight_decay=recipe.weight_decay,
             decoupled_weight_decay=False,
             foreach=True,
-            capturable=on_gpu,
         )
     else:
         inner = torch.optim.SGD(
             parameters,
-            lr=lr,
+            # On a GPU the rate is a tensor, so that a recorded step follows its schedule.
+            lr=torch.tensor(recipe.lr, device=parameters[0].device) if on_gpu else recipe.lr,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             foreach=not on_gpu,

@@ -6,7 +6,7 @@ few ordinary steps a CUDA graph of it is recorded, and later steps launch that. 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from jaxtyping import Float, Int
@@ -55,6 +55,7 @@ class TrainStep:
             self.pixels.copy_(pixels)
             self.labels.copy_(labels)
             self.graph.replay()
+            torch.autograd.graph.increment_version(list(self.model.parameters()))
         else:
             self._on_the_way_to_a_graph(pixels, labels)
         self.optimizer.after_step()
@@ -83,9 +84,13 @@ class TrainStep:
         recipe, model = self.recipe, self.model
         bf16 = recipe.train.precision == "bf16"
         with _float32_products(tf32=bf16):
-            model.update_estimates(recipe.train.power_iterations)
+            estimates = self._side_stream()
+            with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
+                model.update_estimates(recipe.train.power_iterations)
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
                 logits = model(pixels)
+            if estimates is not None:
+                torch.cuda.current_stream().wait_stream(estimates)
             with torch.set_grad_enabled(needs_gap(recipe.loss)):
                 gap = model.gap_lipschitz()
             loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps)
@@ -96,6 +101,14 @@ class TrainStep:
         self.tally.add(
             step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
         )
+
+    def _side_stream(self) -> torch.cuda.Stream | None:
+        """Return a stream beside the current one on a GPU: norm estimates need nothing from the forward pass."""
+        if self.device.type != "cuda":
+            return None
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        return stream
 
 
 @contextmanager
