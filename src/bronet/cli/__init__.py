@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bronet.__about__ import __version__
+from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
 from bronet.cli.exit_status import Commands
 from bronet.cli.info import info
@@ -52,6 +53,7 @@ def bronet(
 for command in (quickstart, train, certify, report):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
+app.add_typer(bench, name="bench")
 app.command()(info)
 
 

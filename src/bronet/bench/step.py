@@ -1,0 +1,109 @@
+"""Whole training steps and inference of the paper's networks, beside what its published code takes on one H200."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from bronet.bench.timing import TimingRow, measure, timing_row
+from bronet.layers import frozen
+from bronet.models import build_model
+from bronet.recipe import dataset_spec, named_recipe, override
+from bronet.recipe.schema import Recipe
+from bronet.train.optimizer import build_optimizer
+from bronet.train.step import TrainStep
+from bronet.train.tally import Tally
+
+INFERENCE = "inference"
+TRAINING = "training step"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A recipe, what is timed of it, and the published code's milliseconds on one H200 (batch as in the recipe)."""
+
+    recipe: str
+    kind: str
+    published_ms: float | None
+
+
+GPU_SUBJECTS = (
+    Subject("cifar10/bronet-m", TRAINING, 190.0),
+    Subject("cifar10/bronet-l", TRAINING, 308.0),
+    Subject("cifar100/lipconvnet-10-32", TRAINING, 56.6),
+    Subject("cifar100/lipconvnet-10-64", TRAINING, 207.0),
+    Subject("cifar10/bronet-m", INFERENCE, 30.5),
+)
+CPU_SUBJECTS = (Subject("cifar10/bronet-small", TRAINING, None), Subject("cifar10/bronet-small", INFERENCE, None))
+
+
+def bench_step(
+    subjects: tuple[Subject, ...], device: torch.device, *, repeats: int, batch: int | None = None
+) -> Iterator[tuple[Subject, TimingRow]]:
+    """Yield a row for each subject: bf16 products on a GPU, float32 on a CPU; pixels are random."""
+    for subject in subjects:
+        recipe = named_recipe(subject.recipe)
+        if device.type == "cuda":
+            recipe = override(recipe, ["train.precision=bf16"])
+        if batch is not None:
+            recipe = replace(recipe, train=replace(recipe.train, batch_size=batch))
+        take = _training if subject.kind == TRAINING else _inference
+        yield subject, take(recipe, device, repeats)
+
+
+def _shape(recipe: Recipe) -> str:
+    spec = dataset_spec(recipe.data.name)
+    return f"{spec.channels} x {spec.height} x {spec.width}, batch {recipe.train.batch_size}"
+
+
+def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    spec, batch = dataset_spec(recipe.data.name), recipe.train.batch_size
+    generator = torch.Generator(device).manual_seed(0)
+    pixels = torch.rand(batch, spec.channels, spec.height, spec.width, generator=generator, device=device)
+    labels = torch.randint(spec.classes, (batch,), generator=generator, device=device)
+    return pixels, labels
+
+
+def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
+    model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).train()
+    optimizer = build_optimizer(recipe.optim, model.parameters())
+    step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
+    pixels, labels = _inputs(recipe, device)
+
+    def once() -> None:
+        step(pixels, labels, number=0, learning_rate=1e-4, emma_eps=0.1)
+
+    if device.type == "cuda":  # the step records itself; let it finish that before the clock starts
+        measure(once, device, repeats=3, record=False)
+    return timing_row(
+        once,
+        device,
+        bench="step",
+        subject=f"{recipe.name}, {TRAINING}",
+        shape=_shape(recipe),
+        dtype=recipe.train.precision,
+        repeats=repeats,
+        record=False,
+    )
+
+
+@torch.no_grad()
+def _inference(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
+    model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).eval()
+    pixels, _ = _inputs(recipe, device)
+    bf16 = recipe.train.precision == "bf16"
+
+    def once() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
+            model(pixels)
+
+    with frozen(model):
+        return timing_row(
+            once,
+            device,
+            bench="step",
+            subject=f"{recipe.name}, {INFERENCE}",
+            shape=_shape(recipe),
+            dtype=recipe.train.precision,
+            repeats=repeats,
+        )

@@ -1,0 +1,133 @@
+"""How a time is taken: warmed up, repeated, the median kept; on a GPU from events around a recorded graph.
+
+Recording removes the gaps between kernel launches, on both sides of a comparison alike.
+"""
+
+import csv
+import io
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from bronet.certify.rows import write_atomically
+
+WARM_UP = 3
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingRow:
+    """One measurement: what was run, on what, and what it took. `spread` is (slowest - fastest) / median."""
+
+    bench: str
+    subject: str
+    shape: str
+    dtype: str
+    device: str
+    median_ms: float
+    spread: float
+    repeats: int
+    peak_gib: float
+    torch: str = torch.__version__
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the device as a row records it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def measure(function: Callable[[], object], device: torch.device, *, repeats: int, record: bool = True) -> list[float]:
+    """Return the milliseconds of each repeat of the function, warmed up."""
+    if device.type == "cuda":
+        return _measure_cuda(function, repeats=repeats, record=record)
+    for _ in range(WARM_UP):
+        function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def _measure_cuda(function: Callable[[], object], *, repeats: int, record: bool) -> list[float]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    run = function
+    if record:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        run = graph.replay
+    run()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()  # type: ignore[no-untyped-call]
+        run()
+        end.record()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))  # type: ignore[no-untyped-call]
+    return times
+
+
+def timing_row(
+    function: Callable[[], object],
+    device: torch.device,
+    *,
+    bench: str,
+    subject: str,
+    shape: str,
+    dtype: str,
+    repeats: int,
+    record: bool = True,
+) -> TimingRow:
+    """Measure the function and describe it as a row; peak memory is known on a GPU only (0 elsewhere)."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    times = measure(function, device, repeats=repeats, record=record)
+    peak = torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else 0.0
+    median = statistics.median(times)
+    return TimingRow(
+        bench=bench,
+        subject=subject,
+        shape=shape,
+        dtype=dtype,
+        device=device_name(device),
+        median_ms=round(median, 4),
+        spread=round((max(times) - min(times)) / median, 3),
+        repeats=repeats,
+        peak_gib=round(peak, 3),
+    )
+
+
+def write_timings(path: Path, rows: Sequence[TimingRow]) -> None:
+    """Write rows as CSV, replacing the file at once."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(asdict(rows[0])), lineterminator="\n")
+    table.writeheader()
+    table.writerows(asdict(row) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_timings(path: Path) -> list[TimingRow]:
+    """Return the rows of a file that `write_timings` wrote."""
+    kinds = {"median_ms": float, "spread": float, "repeats": int, "peak_gib": float}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            TimingRow(**{name: kinds.get(name, str)(value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
