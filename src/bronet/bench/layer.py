@@ -41,6 +41,8 @@ def bench_layer(shape: LayerShape, device: torch.device, *, repeats: int) -> Ite
     try:
         for dtype in dtypes:
             for subject, step, records in _subjects(shape, device, dtype):
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
                 yield timing_row(
                     step,
                     device,

@@ -38,6 +38,9 @@ def bench_scaling(base: LayerShape, device: torch.device, *, repeats: int) -> It
             if axis == "channels":
                 shape = replace(shape, rank=value * base.rank // base.channels)
             conv = BROConv2d(shape.channels, shape.channels, KERNEL, rank=shape.rank, residual_depth=12, device=device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             x = torch.randn(shape.size, shape.size, shape.channels, shape.batch, device=device, dtype=dtype)
             row = timing_row(
                 training_step(conv, x.permute(3, 2, 0, 1)),

@@ -65,6 +65,9 @@ def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 
 def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).train()
     optimizer = build_optimizer(recipe.optim, model.parameters())
     step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))

@@ -93,10 +93,7 @@ def timing_row(
     repeats: int,
     record: bool = True,
 ) -> TimingRow:
-    """Measure the function and describe it as a row; peak memory is known on a GPU only (0 elsewhere)."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    """Measure the function and describe it as a row; peak memory, since it was last reset, is known on a GPU only."""
     times = measure(function, device, repeats=repeats, record=record)
     peak = torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else 0.0
     median = statistics.median(times)

@@ -1,4 +1,4 @@
-"""A layer, its shift and MaxMin as one block: on a GPU in training, the last two are one fused kernel.
+"""A layer, its shift and MaxMin as one block: on a GPU, the last two are one fused kernel.
 
 The block's parts stay layers of their own for bounds and proofs; fusing changes how the same function is computed.
 """
@@ -14,24 +14,24 @@ from bronet.layers.shift import Bias, Centring
 
 
 class _ShiftedMaxMin(torch.autograd.Function):
-    """y, bias, mean -> MaxMin(y - mean + bias) for (pixel, channel, batch) activations; `mean` is y's own or None."""
+    """y, bias, mean -> MaxMin(y - mean + bias) for (pixel, channel, batch) activations; `own` says the mean is y's."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, bias: Tensor, mean: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, y: Tensor, bias: Tensor, mean: Tensor | None, own: bool) -> Tensor:  # type: ignore[no-untyped-def, override]
         from bronet.kernels.centred_maxmin import shifted_maxmin
 
         out, swapped = shifted_maxmin(y, bias if mean is None else bias - mean)
         ctx.save_for_backward(swapped)
-        ctx.centred = mean is not None
+        ctx.centred = own and mean is not None
         return out
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[no-untyped-def, override]
         from bronet.kernels.centred_maxmin import shifted_maxmin_backward
 
         (swapped,) = ctx.saved_tensors
         gy, gbias = shifted_maxmin_backward(grads[0].contiguous(), swapped, centred=ctx.centred)
-        return gy, gbias, None
+        return gy, gbias, None, None
 
 
 class Block(nn.Sequential):
@@ -44,10 +44,10 @@ class Block(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         linear, shift, activation = self
         y: Tensor = linear(x)
-        if not (self.fuses and self.training and y.is_cuda):
+        if not (self.fuses and y.is_cuda and y.dtype != torch.float64):
             return activation(shift(y))
         assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)
         flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
-        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.batch_mean(flat.detach()))
+        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.mean_of(flat.detach()), self.training)
         return batch_first(fused.view(physical.shape))

@@ -44,7 +44,7 @@ class _GridInversion(Inversion):
     geometry: Geometry
 
     def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
-        return reflector_inverses(kernels, self.geometry)
+        return reflector_inverses(kernels, self.geometry, dtype=self.dtype)
 
 
 class _Key(NamedTuple):
@@ -139,7 +139,7 @@ class BROConv2d(ReflectorLayer[ReflectorFactors]):
             if self.keeps_derived:
                 factors = self.derived(_Key(geometry, precision, x.dtype))
                 return images_of(apply_factors(pixels_of(x), factors, geometry), geometry)
-            inverse = self.inverse_for(_GridInversion(self.weight.shape, precision, geometry))
+            inverse = self.inverse_for(_GridInversion(self.weight.shape, precision, x.dtype, geometry))
             return reflect_images(x, self.V(precision), geometry, inverse=inverse)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

@@ -37,7 +37,7 @@ class _DenseInversion(Inversion):
 
     def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
         V = torch.stack([unit_scaled(kernel) for kernel in kernels])
-        return list(dense_inverse(V, ridge=self.ridge).unbind())
+        return list(dense_inverse(V, ridge=self.ridge).to(self.dtype).unbind())
 
 
 class _Dense(DerivedLayer[DenseFactors]):
@@ -114,14 +114,14 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         precision = self.precision_for(x)
         with torch.autocast(x.device.type, enabled=False):
-            V, inverse = self._factors(precision)
+            V, inverse = self._factors(precision, x.dtype)
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 
-    def _factors(self, precision: torch.dtype) -> DenseFactors:
+    def _factors(self, precision: torch.dtype, dtype: torch.dtype) -> DenseFactors:
         if self.keeps_derived:
             return self.derived(precision)
         V = unit_scaled(self.V(precision))
-        prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, self.ridge))
+        prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, dtype, self.ridge))
         with torch.no_grad():
             return DenseFactors(V, dense_inverse(V, ridge=self.ridge) if prepared is None else prepared)
 

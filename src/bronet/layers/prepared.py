@@ -29,7 +29,8 @@ class Inversion(ABC):
     """What layers must share to be inverted in one batch: equal ones go together."""
 
     shape: torch.Size
-    precision: torch.dtype
+    precision: torch.dtype  # of the factorisation
+    dtype: torch.dtype  # of the result
 
     @abstractmethod
     def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:

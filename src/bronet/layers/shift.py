@@ -69,11 +69,12 @@ class Centring(LipschitzLayer):
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = self.batch_mean(x) if self.training else self.mean
-        return x + _column((self.bias - mean).to(x.dtype), x)
+        return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
 
-    def batch_mean(self, x: Tensor) -> Tensor:
-        """Return the mean of each channel over the batch and its pixels, and let the running mean follow it."""
+    def mean_of(self, x: Tensor) -> Tensor:
+        """Return the mean to subtract: in training that of the batch, which the running mean follows."""
+        if not self.training:
+            return self.mean
         mean = _channel_mean(x)
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
@@ -106,8 +107,8 @@ class Bias(LipschitzLayer):
     def forward(self, x: Tensor) -> Tensor:
         return x + _column(self.bias.to(x.dtype), x)
 
-    def batch_mean(self, x: Tensor) -> None:
-        """Nothing is centred: the counterpart of `Centring.batch_mean`."""
+    def mean_of(self, x: Tensor) -> None:
+        """Nothing is centred: the counterpart of `Centring.mean_of`."""
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return shifted(self.bias.detach().double(), shape)

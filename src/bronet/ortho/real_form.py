@@ -82,16 +82,16 @@ def reflector_factors(
 
 @torch.no_grad()
 def reflector_inverses(
-    kernels: Sequence[Float[Tensor, "c n kh kw"]], geometry: Geometry
+    kernels: Sequence[Float[Tensor, "c n kh kw"]], geometry: Geometry, *, dtype: torch.dtype | None = None
 ) -> list[Float[Tensor, "f two_n two_n"]]:
-    """Return (A'A + e I)^-1 of several kernels of one shape, in one batched inversion."""
+    """Return (A'A + e I)^-1 of several kernels of one shape, in one batched inversion, rounded once to `dtype`."""
     grid, dense = geometry.windows.source.grid, geometry.dense
     f, n = len(frequencies(grid, dense=dense)), kernels[0].shape[1]
     S = kernels[0].new_empty(len(kernels), f, 2 * n, 2 * n)
     for V, out in zip(kernels, S, strict=True):
         spectrum_gram(unit_scaled(V), grid, dense=dense, out=out)
     add_ridge(S, geometry.ridge)
-    return list(symmetric_inverse(S))
+    return list(symmetric_inverse(S).to(dtype or S.dtype))
 
 
 def apply_factors(
