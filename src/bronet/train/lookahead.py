@@ -66,7 +66,7 @@ class Lookahead:
         The number of steps taken is not among them: it is the training step, which a checkpoint stores.
         """
         state = {
-            f"state.{index}.{key}": value
+            f"state.{index}.{key}": value.clone() if value.ndim == 0 else value  # counters may be shared
             for index, parameter in enumerate(self.parameters)
             for key, value in self.optimizer.state[parameter].items()
             if value is not None  # SGD without momentum
