@@ -19,6 +19,7 @@ from bronet.layers import (
     OrthogonalHead,
     PixelUnshuffle,
 )
+from bronet.layers.regularized_conv import convolve_patches
 from jacobian import singular_values
 
 KINDS = ["normal", "zero", "duplicate", "tiny", "huge", "kaiming"]
@@ -159,6 +160,12 @@ def test_regularized_convolution_has_a_proved_bound_and_a_smaller_estimate(
     assert conv.lipschitz_estimate() <= true * (1 + 1e-9)
     assert conv.lipschitz_estimate() >= true * 0.99
     assert true <= conv.lipschitz_bound() <= true * (1 + 1e-6) + 1e-100
+
+
+def test_convolution_by_patches_is_the_convolution() -> None:
+    x, kernel = draw(3, 2, 7, 6), draw(5, 2, 3, 3, seed=1)
+    expected = nn.functional.conv2d(x, kernel, stride=2, padding=1)
+    assert_close(convolve_patches(x, kernel, stride=2, padding=1), expected)
 
 
 def test_estimate_has_the_gradient_of_the_norm() -> None:

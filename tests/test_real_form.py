@@ -9,11 +9,11 @@ from bronet.ortho.real_form import (
     Geometry,
     Windows,
     _Reflection,
-    apply_factors,
+    apply_factor,
     bro_convolution,
     images_of,
     pixels_of,
-    reflector_factors,
+    reflector_factor,
 )
 from bronet.ortho.spd import unit_scaled
 from bronet.ortho.spectrum import autocorrelation, spectrum_blocks, spectrum_gram
@@ -82,7 +82,7 @@ def test_kept_factors_give_the_same_function_and_gradient_of_the_input(dense: bo
     x, V = draw(2, 3, 5, 4).requires_grad_(), draw(6, 2, 3, 3, seed=1)
     geometry = Geometry(Windows.of((5, 4), 1, keep_padding=True), 6, RIDGE, dense)
     direct = _Reflection.apply(pixels_of(x), V, None, geometry)
-    kept = apply_factors(pixels_of(x), reflector_factors(V, geometry), geometry)
+    kept = apply_factor(pixels_of(x), reflector_factor(V, geometry), geometry)
     assert_close(kept, direct)
     g = draw(*direct.shape, seed=2)
     assert_close(torch.autograd.grad((kept * g).sum(), x), torch.autograd.grad((direct * g).sum(), x))

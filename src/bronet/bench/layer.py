@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bronet.bench.timing import TimingRow, timing_row
 from bronet.layers import BROConv2d
 from bronet.ortho.textbook import textbook_bro_convolution
+from bronet.train.step import float32_products
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ GPU_SHAPE = LayerShape(channels=512, rank=128, size=16, batch=256)
 def bench_layer(shape: LayerShape, device: torch.device, *, repeats: int) -> Iterator[TimingRow]:
     """Yield a row for each subject and dtype; float32 products use TF32 on a GPU, on all sides alike."""
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
+    with float32_products(tf32=True):
         for dtype in dtypes:
             for subject, step, records in _subjects(shape, device, dtype):
                 if device.type == "cuda":
@@ -53,8 +52,6 @@ def bench_layer(shape: LayerShape, device: torch.device, *, repeats: int) -> Ite
                     repeats=repeats,
                     record=records,
                 )
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _subjects(

@@ -14,6 +14,7 @@ from bronet.bench.layer import LayerShape, training_step
 from bronet.bench.timing import TimingRow, timing_row
 from bronet.layers import BROConv2d
 from bronet.ortho.real_dft import frequencies, is_dense
+from bronet.train.step import float32_products
 
 AXES: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {
@@ -31,27 +32,35 @@ BANDWIDTH, OPERATIONS = 4.3e12, 790e12
 
 def bench_scaling(base: LayerShape, device: torch.device, *, repeats: int) -> Iterator[tuple[str, int, TimingRow]]:
     """Yield (axis, value, row) for every point."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for axis, values in AXES[device.type].items():
         for value in values:
-            shape = replace(base, **{axis: value})
-            if axis == "channels":
-                shape = replace(shape, rank=value * base.rank // base.channels)
-            conv = BROConv2d(shape.channels, shape.channels, KERNEL, rank=shape.rank, residual_depth=12, device=device)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            x = torch.randn(shape.size, shape.size, shape.channels, shape.batch, device=device, dtype=dtype)
-            row = timing_row(
-                training_step(conv, x.permute(3, 2, 0, 1)),
-                device,
-                bench="scaling",
-                subject=f"BRO, real form, by {axis}",
-                shape=str(shape),
-                dtype=str(dtype).removeprefix("torch."),
-                repeats=repeats,
-            )
-            yield axis, value, row
+            shape = at(base, axis, value)
+            with float32_products(tf32=True):
+                yield axis, value, _point(shape, axis, device, repeats)
+
+
+def at(base: LayerShape, axis: str, value: int) -> LayerShape:
+    """Return the shape with one axis changed; with the channels the rank changes in proportion."""
+    shape = replace(base, **{axis: value})
+    return replace(shape, rank=value * base.rank // base.channels) if axis == "channels" else shape
+
+
+def _point(shape: LayerShape, axis: str, device: torch.device, repeats: int) -> TimingRow:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    conv = BROConv2d(shape.channels, shape.channels, KERNEL, rank=shape.rank, residual_depth=12, device=device)
+    x = torch.randn(shape.size, shape.size, shape.channels, shape.batch, device=device, dtype=dtype)
+    return timing_row(
+        training_step(conv, x.permute(3, 2, 0, 1)),
+        device,
+        bench="scaling",
+        subject=f"BRO, real form, by {axis}",
+        shape=str(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        repeats=repeats,
+    )
 
 
 def exponent(values: Sequence[float], times: Sequence[float]) -> float:

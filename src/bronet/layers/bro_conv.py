@@ -20,15 +20,14 @@ from bronet.layers.shape import PixelUnshuffle
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.real_form import (
     Geometry,
-    ReflectorFactors,
     Windows,
-    apply_factors,
+    apply_factor,
     embed_image,
     geometry_of,
     images_of,
     pixels_of,
     reflect_images,
-    reflector_factors,
+    reflector_factor,
     reflector_inverses,
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
@@ -53,7 +52,7 @@ class _Key(NamedTuple):
     dtype: torch.dtype
 
 
-class BROConv2d(ReflectorLayer[ReflectorFactors]):
+class BROConv2d(ReflectorLayer[Tensor]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x, for images of any size.
 
     Args:
@@ -122,9 +121,9 @@ class BROConv2d(ReflectorLayer[ReflectorFactors]):
         weight = self.weight.to(dtype)
         return weight if self.residual is None else self.residual(weight)
 
-    def derive(self, key: object) -> ReflectorFactors:
+    def derive(self, key: object) -> Tensor:
         assert isinstance(key, _Key)
-        return reflector_factors(self.V(key.precision), key.geometry, dtype=key.dtype)
+        return reflector_factor(self.V(key.precision), key.geometry, dtype=key.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, "BROConv2d")
@@ -137,8 +136,8 @@ class BROConv2d(ReflectorLayer[ReflectorFactors]):
                 x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
             )
             if self.keeps_derived:
-                factors = self.derived(_Key(geometry, precision, x.dtype))
-                return images_of(apply_factors(pixels_of(x), factors, geometry), geometry)
+                Q = self.derived(_Key(geometry, precision, x.dtype))
+                return images_of(apply_factor(pixels_of(x), Q, geometry), geometry)
             inverse = self.inverse_for(_GridInversion(self.weight.shape, precision, x.dtype, geometry))
             return reflect_images(x, self.V(precision), geometry, inverse=inverse)
 

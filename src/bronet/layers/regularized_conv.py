@@ -18,10 +18,21 @@ from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear
 
+# Taps times input channels up to which a GPU convolves by products: a library's result would have to be rearranged.
+_FEW_TAPS = 128
+
 
 class _Geometry(NamedTuple):
     stride: int
     padding: int
+
+
+def convolve_patches(x: Tensor, kernel: Tensor, *, stride: int, padding: int) -> Tensor:
+    """Return the convolution as one product per pixel, in the memory order (h, w, c, b) that the next layer wants."""
+    k = kernel.shape[-1]
+    h, w = ((size + 2 * padding - k) // stride + 1 for size in x.shape[-2:])
+    patches = F.unfold(x, k, padding=padding, stride=stride).permute(2, 1, 0)  # pixels taps b
+    return (kernel.flatten(1) @ patches).view(h, w, kernel.shape[0], x.shape[0]).permute(3, 2, 0, 1)
 
 
 class LipschitzRegularizedConv2d(LipschitzLayer):
@@ -93,7 +104,12 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_channels, "LipschitzRegularizedConv2d")
-        return F.conv2d(x, self.kernel(x.dtype), stride=self.geometry.stride, padding=self.geometry.padding)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        kernel, (stride, padding) = self.kernel(x.dtype), self.geometry
+        if x.is_cuda and kernel[0].numel() <= _FEW_TAPS:
+            return convolve_patches(x, kernel, stride=stride, padding=padding)
+        return F.conv2d(x, kernel, stride=stride, padding=padding)
 
     @torch.no_grad()
     def update_estimate(self, steps: int) -> None:

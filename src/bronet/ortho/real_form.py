@@ -31,14 +31,6 @@ from bronet.ortho.spectrum import (
 
 
 @dataclass(frozen=True)
-class ReflectorFactors:
-    """What the parameters of one BRO convolution become on one grid: A and S^-1 for every frequency."""
-
-    A: Float[Tensor, "f two_c two_n"]
-    inverse: Float[Tensor, "f two_n two_n"]
-
-
-@dataclass(frozen=True)
 class Windows:
     """Where the input and the output of a padded convolution lie on its circular grid."""
 
@@ -71,13 +63,16 @@ class Geometry:
         return source, target
 
 
-def reflector_factors(
+def reflector_factor(
     V: Float[Tensor, "c n kh kw"], geometry: Geometry, *, dtype: torch.dtype | None = None
-) -> ReflectorFactors:
-    """Return A and (A'A + e I)^-1, computed in V's precision and rounded once to `dtype`."""
-    A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=dtype, scale=scale_of(V))
-    (inverse,) = reflector_inverses([V], geometry)
-    return ReflectorFactors(A, inverse.to(A.dtype))
+) -> Float[Tensor, "f two_c two_n"]:
+    """Return Q = A L^-T with L L' = A'A + e I, so that the reflector is I - 2 Q Q': what evaluation keeps."""
+    grid, V = geometry.windows.source.grid, unit_scaled(V)
+    A = spectrum_blocks(V, grid, dense=geometry.dense)
+    S = spectrum_gram(V, grid, dense=geometry.dense)
+    add_ridge(S, geometry.ridge)
+    Q = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(S).L, A.mT, upper=False).mT
+    return Q.to(dtype or V.dtype)
 
 
 @torch.no_grad()
@@ -94,14 +89,16 @@ def reflector_inverses(
     return list(symmetric_inverse(S).to(dtype or S.dtype))
 
 
-def apply_factors(
-    x: Float[Tensor, "pixels c_in b"], factors: ReflectorFactors, geometry: Geometry
+def apply_factor(
+    x: Float[Tensor, "pixels c_in b"], Q: Float[Tensor, "f two_c two_n"], geometry: Geometry
 ) -> Float[Tensor, "pixels_out c_out b"]:
-    """Return E x - 2 D' A S^-1 A' D x for given factors."""
+    """Return the reflection for a given factor, as D'(u - 2 Q Q'u) with u = D x: E x = D'u, so no residual is added."""
     source, target = geometry.bases(x)
-    p = factors.inverse @ (rows_of_channels(factors.A, x.shape[1]).mT @ source.analysis(x))
-    v = rows_of_channels(factors.A, geometry.c_out) @ p
-    return target.reflected(embed_image(x, geometry), v, 1)
+    u = source.analysis(x)
+    p = rows_of_channels(Q, x.shape[1]).mT @ u
+    if geometry.c_out != x.shape[1]:
+        u = rows_of_channels(fill_channels(u, Q.shape[1] // 2), geometry.c_out)
+    return target.synthesis(u.baddbmm_(rows_of_channels(Q, geometry.c_out), p, alpha=-2))
 
 
 class _Reflection(torch.autograd.Function):

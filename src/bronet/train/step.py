@@ -83,7 +83,7 @@ class TrainStep:
     def _compute(self, pixels: Tensor, labels: Tensor) -> None:
         recipe, model = self.recipe, self.model
         bf16 = recipe.train.precision == "bf16"
-        with _float32_products(tf32=bf16):
+        with float32_products(tf32=bf16):
             estimates = self._side_stream()
             with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
                 model.update_estimates(recipe.train.power_iterations)
@@ -112,7 +112,7 @@ class TrainStep:
 
 
 @contextmanager
-def _float32_products(*, tf32: bool) -> Iterator[None]:
+def float32_products(*, tf32: bool) -> Iterator[None]:
     """Let float32 products use TF32 inside, or not; what was set before returns afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
