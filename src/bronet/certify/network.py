@@ -3,7 +3,7 @@
 The claim (docs/soundness.md): if an image has radius r, the float64 program computes the same class at every float64
 point within l2 distance r. Two budgets make it hold for the program, not only for real arithmetic: one for the rounding
 at the image, one for the rounding at a point of the ball, which grows with r. Both are linear in r, so the largest r is
-found by a division. A radius also ends where a number could overflow. No estimate enters; TF32 plays no part in float64.
+found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class _Budget:
         )
 
     def _reach(self, layer: ProvedMap, elsewhere: Tensor, growth: Tensor) -> Float[Tensor, "b"]:
-        """Return how far from the image nothing in this layer or an earlier one can overflow, at least; 0 if unknown."""
+        """Return a distance from the image within which nothing in this layer or an earlier one can overflow."""
         sums = max(layer.lipschitz, max(layer.gain, layer.offset) / UNIT_ROUNDOFF)
         free = (_LARGEST - elsewhere) / growth / _TENSOR_SLACK
         reach = torch.minimum(self.reach, free if sums < _LARGEST else torch.zeros_like(free))

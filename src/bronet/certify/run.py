@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from bronet.atomic import replace_text
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, prove
-from bronet.certify.rows import Row, write_atomically, write_rows
+from bronet.certify.rows import Row, write_rows
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
 from bronet.layers import frozen
@@ -83,7 +84,7 @@ def certify_run(
         "weights_sha256": hashlib.sha256(run.weights.read_bytes()).hexdigest(),
     }
     write_rows(run.path / "certificate.csv", rows)
-    write_atomically(run.path / "certificate.json", (json.dumps(facts, indent=2) + "\n").encode())
+    replace_text(run.path / "certificate.json", json.dumps(facts, indent=2) + "\n")
     return CertifiedRun(rows, facts)
 
 

@@ -40,7 +40,7 @@ def report(
 
 def write_comparison(summaries: "list[Summary]", folder: Path) -> list[Path]:
     """Write one table and one plot of several runs, and return the paths; the runs need different names."""
-    from bronet.certify.rows import write_atomically
+    from bronet.atomic import replace_bytes
     from bronet.recipe import parse_budget
     from bronet.report.curve import draw_curve, figure_bytes
     from bronet.report.table import csv_table, markdown_table
@@ -56,5 +56,5 @@ def write_comparison(summaries: "list[Summary]", folder: Path) -> list[Path]:
         folder / "curve.png": figure_bytes(draw_curve(curves, sorted(radii, key=parse_budget)), "png"),
     }
     for path, content in contents.items():
-        write_atomically(path, content)
+        replace_bytes(path, content)
     return list(contents)

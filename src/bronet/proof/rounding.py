@@ -16,8 +16,8 @@ UNIT_ROUNDOFF = 2.0**-53
 # u; this factor outweighs them all.
 _SCALAR_SLACK = 1 + 2.0**-40
 
-# An operation that underflows loses less than 2^-1022, even where subnormal results are flushed to zero. With fewer than
-# 2^60 of them in a layer and growth below 2^60 this is ample.
+# An operation that underflows loses less than 2^-1022, even where subnormal results are flushed to zero. With fewer
+# than 2^60 of them in a layer and growth below 2^60 this is ample.
 UNDERFLOW = 2.0**-900
 
 # Squares below 2^-1022 vanish from a norm; the root of up to 2^60 of them stays below this.

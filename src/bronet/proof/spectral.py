@@ -1,9 +1,9 @@
 """Proved upper bounds on largest eigenvalues and singular values of batches of real float64 matrices.
 
 A bound t is proved by any matrix L for which t I - M - L L' is small: L L' is positive semidefinite, so lambda_max(M)
-is at most t plus the norm of that residual. L comes from a Cholesky factorisation, but nothing is assumed of the routine
-that computed it: the residual is measured, and only the rounding of one matrix product enters the proof. An eigenvalue
-routine alone would only be an estimate.
+is at most t plus the norm of that residual. L comes from a Cholesky factorisation, but nothing is assumed of the
+routine that computed it: the residual is measured, and only the rounding of one matrix product enters the proof. An
+eigenvalue routine alone would only be an estimate.
 """
 
 import math
@@ -15,6 +15,8 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
 
+# Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper.
+_DIRECT_SIZE = 64
 _LANCZOS_STEPS = 64
 _KRYLOV_END = 1e-12
 _FIRST_SLACK = 2.0**-34
@@ -38,7 +40,7 @@ def largest_eigenvalue(M: Float[Tensor, "*batch n n"], formation_error: float = 
     if certain == 0:
         return formation_error
     # A largest row sum is at most sqrt(n) times the norm; the floor also ends the search where M has no positive part.
-    estimate = certain * max(_lanczos_estimate(symmetric / certain), 1 / M.shape[-1])
+    estimate = certain * max(_estimate(symmetric / certain), 1 / M.shape[-1])
     if certain <= estimate * (1 + _FIRST_SLACK):
         return up(certain + formation_error)
     slack = _FIRST_SLACK
@@ -89,9 +91,11 @@ def _row_sum(M: Tensor) -> float:
     return float(M.abs().sum(-1).max()) * (1 + gamma(M.shape[-1] + 1))
 
 
-def _lanczos_estimate(M: Float[Tensor, "batch n n"]) -> float:
-    """Return an estimate of the largest eigenvalue over a batch of norm at most one, by Lanczos steps."""
+def _estimate(M: Float[Tensor, "batch n n"]) -> float:
+    """Return an estimate of the largest eigenvalue over a batch of norm at most one."""
     batch, n, _ = M.shape
+    if n <= _DIRECT_SIZE:
+        return float(torch.linalg.eigvalsh(M).max())
     v = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.device)
     basis = torch.empty(batch, 0, n, dtype=torch.float64, device=M.device)
     v = (v / v.norm()).expand(batch, n)

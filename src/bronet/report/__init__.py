@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from bronet.certify.rows import write_atomically
+from bronet.atomic import replace_bytes
 from bronet.report.curve import DARK, draw_curve, figure_bytes
 from bronet.report.evidence import read_evidence
 from bronet.report.page import build_page
@@ -49,5 +49,5 @@ def write_report(run_dir: Path | str) -> ReportPaths:
         paths.page: build_page(summary, light=png, dark=figure_bytes(dark, "png")).encode(),
     }
     for path, content in contents.items():
-        write_atomically(path, content)
+        replace_bytes(path, content)
     return paths
