@@ -68,8 +68,8 @@ def _householder(layer: LipschitzLayer, x: Wide) -> Wide:
     half = layer.angles.detach().double() / 2
     rest = (1,) * (x.ndim - 2)
     a, b = np.split(x, 2, axis=1)
-    for sin, cos in zip(wide(half.sin()), wide(half.cos()), strict=True):
-        sin, cos = sin.reshape(-1, *rest), cos.reshape(-1, *rest)
+    sines, cosines = (wide(values).reshape(len(half), -1, *rest) for values in (half.sin(), half.cos()))
+    for sin, cos in zip(sines, cosines, strict=True):
         t = 2 * np.minimum(sin * a - cos * b, 0)
         a, b = a - t * sin, b + t * cos
     return np.concatenate((a, b), axis=1)
