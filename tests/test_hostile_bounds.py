@@ -1,7 +1,6 @@
 """No bound lies below the truth, whatever the weights: thousands of layers against their explicit Jacobians."""
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -19,14 +18,7 @@ CASES_REQUIRED = 2000
 # An explicit Jacobian has the rounding of the map in it, and singular values are computed: both far below this.
 COMPUTED = 1e-13
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Thousands of tiny factorisations are faster without threads that wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _explicit(name: str, proved: ProvedMap, seed: int) -> Tensor:

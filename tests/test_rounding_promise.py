@@ -26,9 +26,12 @@ from jacobian import jacobian
 Wide = np.ndarray
 IMAGES = 20
 
-pytestmark = pytest.mark.skipif(
-    np.finfo(np.longdouble).eps > 2.0**-60, reason="longdouble is no wider than float64 on this platform"
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(
+        np.finfo(np.longdouble).eps > 2.0**-60, reason="longdouble is no wider than float64 on this platform"
+    ),
+]
 
 
 def wide(x: Tensor) -> Wide:
