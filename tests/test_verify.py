@@ -106,11 +106,14 @@ def test_a_prediction_that_was_made_up_is_refused(copy: Path) -> None:
 
 
 def test_other_images_are_refused(copy: Path) -> None:
-    path = copy / "certificate.json"
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps(sealed({**facts, "split": "train"})))
+    facts = json.loads((copy / "certificate.json").read_text())
+    for kind in ("csv", "json"):
+        (copy / f"certificate.{kind}").rename(copy / f"certificate-train.{kind}")
+    (copy / "targeted.csv").rename(copy / "targeted-train.csv")
+    forged = copy / "certificate-train.json"
+    forged.write_text(json.dumps(sealed({**facts, "split": "train"})))
     with pytest.raises(BronetError, match="images of digits differs"):
-        verify_run(copy)
+        verify_run(forged)
 
 
 def test_a_folder_without_a_certificate_says_what_to_do(copy: Path) -> None:

@@ -18,7 +18,7 @@ from bronet.attack.target import AttackPlan, Target
 from bronet.certify.hashes import file_hash, images_hash
 from bronet.certify.network import prove
 from bronet.certify.rows import read_rows
-from bronet.certify.run import CERTIFICATE, ROWS, load_images, load_model
+from bronet.certify.run import CertificateFiles, load_images, load_model
 from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.layers import frozen
@@ -111,12 +111,13 @@ def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> Json:
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
     """Return the recorded radius of each image, if the run has a certificate of this split and these weights."""
-    facts = read_facts(run.path / CERTIFICATE)
+    files = CertificateFiles.of(run.path, plan.split)
+    facts = read_facts(files.facts)
     if facts.get("split") != plan.split or facts.get("weights_sha256") != file_hash(run.weights):
         return {}
     if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
         raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
-    return {row.index: row.radius for row in read_rows(run.path / ROWS)}
+    return {row.index: row.radius for row in read_rows(files.rows)}
 
 
 def _rows_so_far(path: Path, facts_path: Path, settings: Json) -> list[AttackRow]:

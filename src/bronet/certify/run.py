@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +31,21 @@ from bronet.train.run_folder import RunFolder, open_run
 from bronet.train.weights import load_weights
 
 Progress = Callable[[int], None]
-ROWS, CERTIFICATE, TARGETED = "certificate.csv", "certificate.json", "targeted.csv"
+
+
+class CertificateFiles(NamedTuple):
+    """The files of one split's certificate: the test split's have the plain names."""
+
+    rows: Path
+    facts: Path
+    targeted: Path
+
+    @classmethod
+    def of(cls, folder: Path, split: str) -> "CertificateFiles":
+        """Return the files of a split in a run folder; nothing is touched."""
+        suffix = "" if split == "test" else f"-{split}"
+        names = (f"certificate{suffix}.csv", f"certificate{suffix}.json", f"targeted{suffix}.csv")
+        return cls(*(folder / name for name in names))
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,7 @@ def certify_run(
         "data": recipe.data.name,
         "split": split,
         "images": len(images),
+        "classes": list(images.classes),
         "pixels": math.prod(images.images.shape[1:]),
         "eps": list(budgets),
         **describe(network, dict(model.chain())),
@@ -105,20 +121,20 @@ def certify_run(
         "recipe_sha256": file_hash(run.recipe_file),
         "images_sha256": images_hash(images),
     }
-    return _write(run, result, facts, targeted=targeted)
+    return _write(CertificateFiles.of(run.path, split), result, facts, targeted=targeted)
 
 
-def _write(run: RunFolder, result: "CertifiedImages", facts: Json, *, targeted: bool) -> "CertifiedRun":
+def _write(files: CertificateFiles, result: "CertifiedImages", facts: Json, *, targeted: bool) -> "CertifiedRun":
     """Write rows and facts; the hashes in the facts are those of the files written before them."""
-    write_rows(run.path / ROWS, result.rows)
-    facts["rows_sha256"] = file_hash(run.path / ROWS)
+    write_rows(files.rows, result.rows)
+    facts["rows_sha256"] = file_hash(files.rows)
     if targeted:
-        replace_text(run.path / TARGETED, targeted_table(result))
-        facts["targeted_sha256"] = file_hash(run.path / TARGETED)
+        replace_text(files.targeted, targeted_table(result))
+        facts["targeted_sha256"] = file_hash(files.targeted)
     else:
-        (run.path / TARGETED).unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
+        files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
     facts = sealed(facts)
-    replace_text(run.path / CERTIFICATE, json.dumps(facts, indent=2) + "\n")
+    replace_text(files.facts, json.dumps(facts, indent=2) + "\n")
     return CertifiedRun(result.rows, facts)
 
 

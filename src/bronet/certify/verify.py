@@ -14,7 +14,7 @@ import torch
 from bronet.certify.hashes import SEAL, Json, file_hash, images_hash, sealed
 from bronet.certify.network import prove
 from bronet.certify.rows import Row, read_rows
-from bronet.certify.run import CERTIFICATE, ROWS, TARGETED, load_images, load_model
+from bronet.certify.run import CertificateFiles, load_images, load_model
 from bronet.errors import BronetError
 from bronet.train.run_folder import open_run
 
@@ -41,24 +41,25 @@ def verify_run(
     data_dir: Path | str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
-    """Confirm the certificate of a run folder (or the file certificate.json in it), or raise naming what differs."""
-    folder = _folder(Path(path))
-    run = open_run(folder)
-    facts = read_certificate(folder)
-    _same("seal of certificate.json", sealed(facts)[SEAL], facts.get(SEAL))
-    _same("certificate.csv", file_hash(folder / ROWS), facts.get("rows_sha256"))
+    """Confirm the certificate of a run folder (of its test split) or of one JSON file, or raise naming what differs."""
+    facts_file = _facts_file(Path(path))
+    facts, run = read_certificate(facts_file), open_run(facts_file.parent)
+    files = CertificateFiles.of(run.path, str(facts["split"]))
+    _same("name of the certificate", files.facts.name, facts_file.name)
+    _same(f"seal of {facts_file.name}", sealed(facts)[SEAL], facts.get(SEAL))
+    _same(files.rows.name, file_hash(files.rows), facts.get("rows_sha256"))
     _same("model.safetensors", file_hash(run.weights), facts.get("weights_sha256"))
     _same("recipe.yaml", file_hash(run.recipe_file), facts.get("recipe_sha256"))
     if facts.get("targeted_sha256") is not None:
-        _same(TARGETED, file_hash(folder / TARGETED), facts["targeted_sha256"])
+        _same(files.targeted.name, file_hash(files.targeted), facts["targeted_sha256"])
     recipe = run.recipe()
     images = load_images(recipe, str(facts["split"]), int(str(facts["images"])), data_dir=data_dir).to(device)
     _same(f"images of {recipe.data.name}", images_hash(images), facts.get("images_sha256"))
 
     network = prove(load_model(run, recipe, device=device))
-    rows = read_rows(folder / ROWS)
+    rows = read_rows(files.rows)
     if [row.index for row in rows] != list(range(len(images))):
-        raise BronetError(f"{folder / ROWS} must have one row for each of the {len(images)} images, in order")
+        raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
     _no_less("lipschitz", float(str(facts["lipschitz"])), network.lipschitz)
     worst = 0.0
     for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
@@ -99,13 +100,14 @@ def _differs(what: str, found: object, recorded: object) -> BronetError:
     )
 
 
-def _folder(path: Path) -> Path:
-    return path.parent if path.name == CERTIFICATE else path
+def _facts_file(path: Path) -> Path:
+    """Return a certificate's own file; of a run folder, that of the test split."""
+    return path if path.suffix == ".json" else CertificateFiles.of(path, "test").facts
 
 
 def read_certificate(path: Path) -> Json:
     """Return the facts of a run folder's certificate, or of the file itself; nothing is checked but their presence."""
-    path = _folder(path) / CERTIFICATE
+    path = _facts_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

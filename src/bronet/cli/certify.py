@@ -53,7 +53,8 @@ def certify(
     Example:  bronet certify runs/quickstart --eps 1/4 --eps 1/2
 
     Computed in float64 with rounding counted. Writes into the run folder: certificate.csv (one row per image)
-    and certificate.json (the proved bound of every layer). `bronet verify` checks both later.
+    and certificate.json (the proved bound of every layer); of the training images certificate-train.csv and .json.
+    `bronet verify` checks them later.
     """
     from bronet.cli.console import open_console, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
@@ -72,11 +73,12 @@ def certify(
         download=download,
         command=typed_command(),
     )
-    evidence = read_evidence(run)
+    evidence = read_evidence(run, split=split.value)
     show_results(console, [summarize(evidence)])
     if naive:
         show_naive(console, summarize(evidence.naive()))
-    say(console, f"rows:    {run / 'certificate.csv'}")
+    name = "certificate.csv" if split is Split.TEST else f"certificate-{split.value}.csv"
+    say(console, f"rows:    {run / name}")
     say(console, f"next:    bronet report {shlex.quote(str(run))}")
 
 

@@ -32,6 +32,10 @@ ARTEFACTS = (
     "record.json",
     "certificate.csv",
     "certificate.json",
+    "certificate-train.csv",
+    "certificate-train.json",
+    "targeted.csv",
+    "targeted-train.csv",
 )
 
 Json = dict[str, object]
@@ -176,5 +180,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _remove_artefacts(run: RunFolder) -> None:
     for name in ARTEFACTS:
         (run.path / name).unlink(missing_ok=True)
+    for path in run.path.glob("attack-*-*-*.*"):
+        path.unlink()
     if run.report.is_dir():
         shutil.rmtree(run.report)
