@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from bronet.atomic import replace_bytes
 from bronet.bench.layer import LayerShape
 from bronet.bench.scaling import exponent, floor_ms
 from bronet.bench.timing import TimingRow
-from bronet.certify.rows import write_atomically
 from bronet.report.curve import LIGHT, figure_bytes
 
 
@@ -34,7 +34,7 @@ def draw_scaling(
         panel.grid(color=LIGHT.grid)
     figure.axes[0].set_ylabel("training step, ms")
     figure.axes[0].legend(frameon=False)
-    write_atomically(path, figure_bytes(figure, "png"))
+    replace_bytes(path, figure_bytes(figure, "png"))
 
 
 def _at(base: LayerShape, axis: str, value: int) -> LayerShape:
