@@ -19,7 +19,8 @@ SHRUNK = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_
 SHORT = ["train.epochs=1", "optim.warmup_epochs=0"]
 TRAINED = {"recipe.yaml", "log.jsonl", "checkpoint.safetensors", "model.safetensors", "record.json"}
 CERTIFIED = TRAINED | {"certificate.csv", "certificate.json"}
-REPORTED = {"report.html", "curve.png", "curve.pdf", "summary.md", "summary.json"}
+PICTURES = {"curve.png", "curve.pdf", "margins.png", "margins.pdf"}
+REPORTED = PICTURES | {"report.html", "summary.md", "summary.json", "summary.csv"}
 
 terminal = CliRunner()
 
@@ -80,7 +81,7 @@ def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
     for folder, eps in ((trained, "1/4"), (second, "1/8")):
         run("certify", str(folder), "--limit", "10", "--eps", eps)
     shown = run("report", str(trained), str(second), "--out", "both").stdout
-    assert names(trained.parent / "both") == {"comparison.md", "comparison.csv", "curve.png"}
+    assert names(trained.parent / "both") == PICTURES | {"comparison.md", "comparison.csv", "comparison.json"}
     assert all(word in shown for word in ("first", "second", "ε = 1/8", "ε = 1/4"))
     assert "different folder names" in refusal("report", str(trained), str(trained))
 

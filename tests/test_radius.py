@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.radius import certified_at, certified_radius, targeted_radii
+from bronet.radius import certified_at, certified_radius, implied_radius, targeted_radii
 
 CLASSES, PIXELS, IMAGES = 5, 12, 40
 
@@ -156,3 +156,13 @@ def test_certified_means_correct_and_strictly_beyond_eps() -> None:
 def test_one_class_is_refused() -> None:
     with pytest.raises(BronetError, match="at least 2 classes, got 1"):
         certified_radius(torch.zeros(3, 1), torch.zeros(1, 1))
+
+
+def test_implied_radii_are_those_of_the_largest_balls_inside() -> None:
+    assert implied_radius(0.7, norm="l1", pixels=3072) == 0.7
+    assert implied_radius(0.7, norm="l2", pixels=3072) == 0.7
+    for pixels in (1, 2, 64, 3072):
+        cube = Fraction(implied_radius(0.7, norm="linf", pixels=pixels))
+        assert cube**2 * pixels <= Fraction(0.7) ** 2 <= cube**2 * pixels * (1 + Fraction(1, 10**12))
+    with pytest.raises(BronetError, match="pixels must be at least 1, got 0"):
+        implied_radius(0.7, norm="linf", pixels=0)

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from bronet.certify.rows import Row, write_rows
 from bronet.errors import BronetError
 from bronet.report import ReportPaths, write_report
 from bronet.report.evidence import read_evidence
+from bronet.report.margins import draw_margins, signed_margins
 from bronet.report.table import bound_text, csv_table, json_summary, markdown_table, summarize, terminal_table
 
 CERTIFICATE = {
@@ -102,10 +104,11 @@ def _parsed(path: Path) -> _Page:
     return page
 
 
-def test_all_five_files_are_written_and_nothing_else(reported: ReportPaths) -> None:
+def test_all_files_are_written_and_nothing_else(reported: ReportPaths) -> None:
     folder = reported.page.parent
     names = {path.name for path in folder.iterdir()}
-    assert names == {"curve.png", "curve.pdf", "report.html", "summary.md", "summary.json"}
+    pictures = {f"{stem}.{kind}" for stem in ("curve", "margins") for kind in ("png", "pdf")}
+    assert names == pictures | {"report.html", "summary.md", "summary.json", "summary.csv"}
     assert {path.name for path in reported} == names
     assert all(path.stat().st_size > 0 for path in reported)
     inputs = {"certificate.csv", "certificate.json", "recipe.yaml", "record.json", "log.jsonl"}
@@ -137,7 +140,8 @@ def test_a_hostile_run_name_is_only_text(run: Path) -> None:
     page = _parsed(paths.page)
     assert page.tags.count("img") == 1
     assert "<img src=x onerror=a> $name | x" in page.text
-    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in paths.summary_md.read_text().splitlines()}
+    first_table = paths.summary_md.read_text().partition("\n\n")[0]
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in first_table.splitlines()}
     assert len(columns) == 1
 
 
@@ -165,10 +169,11 @@ def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
     (other / "certificate.json").write_text(json.dumps(CERTIFICATE | {"eps": ["0.1"]}))
     second = summarize(read_evidence(other))
     assert markdown_table([first, second]) == (
-        "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 | median radius | Lipschitz bound |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| first | 4 | 75.0 % | – | 50.0 % | 25.0 % | 0.5000 | 1.023457 |\n"
-        "| second | 4 | 75.0 % | 75.0 % | – | – | 0.5000 | 1.023457 |\n"
+        "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 "
+        "| median radius | variance | skewness | Lipschitz bound |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| first | 4 | 75.0 % | – | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
+        "| second | 4 | 75.0 % | 75.0 % | – | – | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
     )
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(terminal_table([first, second]))
@@ -215,3 +220,35 @@ def test_record_and_log_are_optional(run: Path) -> None:
     (run / "record.json").unlink()
     (run / "log.jsonl").unlink()
     assert "epochs logged" not in _parsed(write_report(run).page).text
+
+
+def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: Path) -> None:
+    facts = {"classes": ["zero", "one"], "pixels": 64, "soundness_cost": {"relative_median": 1e-4}}
+    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | facts))
+    attack = {"attack": "pgd", "norm": "l2", "eps": "1/4", "images": 4}
+    shares = {"clean_accuracy": 0.75, "robust_accuracy": 0.5, "certified_accuracy": 0.5}
+    (run / "attack-pgd-l2-1_4.json").write_text(json.dumps(attack | shares))
+    (run / "attack-pgd-l2-1_2.json").write_text(json.dumps(attack))  # not finished
+    paths = write_report(run)
+    text = paths.summary_md.read_text()
+    assert "(clean, 1/4, 1/2): **75.0 / 50.0 / 25.0**" in text
+    assert "| zero | 4 | 75.0 | 50.0 | 25.0 | 0.5000 |" in text
+    assert text.count("| pgd | l2 | 1/4 | 4 | 75.0 % | 50.0 % | 50.0 % |") == 1
+    assert "costs 0.01 % of the radius" in text
+    content = json.loads(paths.summary_json.read_text())
+    assert content["naive"]["label"].startswith("not a proof")
+    assert content["implied"]["median_l1"] == 0.5
+    assert 0.0624 < content["implied"]["median_linf"] <= 0.0625
+    assert content["classes"]["zero"]["images"] == 4
+
+
+def test_margin_histograms_show_both_splits(run: Path) -> None:
+    shutil.copy(run / "certificate.csv", run / "certificate-train.csv")
+    evidence = read_evidence(run)
+    assert signed_margins(evidence.train_rows).tolist() == [0.25, 0.5, -2.0, 1.0]
+    figure = draw_margins({"first": (evidence.train_rows, evidence.rows), "none": ((), ())})
+    left, right = figure.axes
+    assert left.get_title() == "training images"
+    assert len(left.patches) == len(right.patches) == 2
+    empty = draw_margins({"none": ((), ())})
+    assert "not certified" in {text.get_text() for text in empty.axes[0].texts}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bronet.certify.rows import HEADER, Row, read_rows, write_atomically, write_rows
+from bronet.atomic import replace_bytes
+from bronet.certify.rows import HEADER, Row, read_rows, write_rows
 from bronet.errors import BronetError
 
 
@@ -123,6 +124,6 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) 
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     target = tmp_path / "folder"
     target.mkdir()
-    with pytest.raises(BronetError, match=r"cannot write .*folder"):
-        write_atomically(target, b"content")
+    with pytest.raises(BronetError, match=r"could not write .*folder"):
+        replace_bytes(target, b"content")
     assert list(tmp_path.iterdir()) == [target]

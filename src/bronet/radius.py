@@ -8,7 +8,8 @@ The radius is a proof only if the entries of `gap_lipschitz` are proved bounds a
 is passed in as `slack` and `slope`; from estimates it is an estimate.
 """
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,3 +91,14 @@ def certified_radius(
 def certified_at(radius: Float[Tensor, "b"], correct: Bool[Tensor, "b"], eps: float) -> Bool[Tensor, "b"]:
     """Return which images are certified at eps: correctly classified, with a radius larger than eps."""
     return correct & (radius > eps)
+
+
+def implied_radius(radius: float, *, norm: Literal["l2", "linf", "l1"], pixels: int) -> float:
+    """Return the radius in another norm that an l2 radius implies, rounded down.
+
+    |x|_2 <= |x|_1 and |x|_2 <= sqrt(pixels) |x|_inf, so the l_1 ball of the same radius and the l_inf ball of radius
+    r / sqrt(pixels) lie inside the l2 ball. Both are proofs, and far smaller than a certificate made for that norm.
+    """
+    if pixels < 1:
+        raise BronetError(f"pixels must be at least 1, got {pixels}")
+    return radius / math.sqrt(pixels) * (1 - SAFETY_ULPS * 2.0**-52) if norm == "linf" else radius

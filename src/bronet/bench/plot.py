@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from bronet.atomic import replace_bytes
 from bronet.bench.layer import LayerShape
 from bronet.bench.scaling import at, exponent, floor_ms
 from bronet.bench.timing import TimingRow
-from bronet.certify.rows import write_atomically
 from bronet.report.curve import LIGHT, figure_bytes
 
 
@@ -43,4 +43,4 @@ def draw_scaling(
     panels[0][0].legend(frameon=False)
     if on_gpu:
         panels[1][0].set_ylabel("peak memory, GiB")
-    write_atomically(path, figure_bytes(figure, "png"))
+    replace_bytes(path, figure_bytes(figure, "png"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bronet.certify.rows import write_atomically
+from bronet.atomic import replace_bytes
 
 WARM_UP = 3
 GIB = 2**30
@@ -117,7 +117,7 @@ def write_timings(path: Path, rows: Sequence[TimingRow]) -> None:
     table.writeheader()
     table.writerows(asdict(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    replace_bytes(path, text.getvalue().encode())
 
 
 def read_timings(path: Path) -> list[TimingRow]:

@@ -3,7 +3,7 @@
 The claim (docs/soundness.md): if an image has radius r, the float64 program computes the same class at every float64
 point within l2 distance r. Two budgets make it hold for the program, not only for real arithmetic: one for the rounding
 at the image, one for the rounding at a point of the ball, which grows with r. Both are linear in r, so the largest r is
-found by a division. No estimate enters; TF32 plays no part in float64.
+found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,15 @@ from bronet.errors import BronetError
 from bronet.layers.head import ProvedHead
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap
-from bronet.proof.rounding import gamma, up
+from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, gamma, up
 from bronet.radius import targeted_radii
 
 # Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
 _TENSOR_SLACK = 1 + 2.0**-44
+
+# Norms, constants and 2^53 rounding gains (which bound the absolute sums inside a layer) must stay below this, so that
+# no product, sum or square in a layer can overflow at a point of the ball.
+_LARGEST = 2.0**400
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,14 @@ class Certificate:
 class _Budget:
     """Running bounds: |error| <= at_image at the image, <= at_ball + ball_slope r at points within r of it.
 
-    `lipschitz` bounds the constant of the layers so far.
+    `lipschitz` bounds the constant of the layers so far. Up to the distance `reach` nothing overflows.
     """
 
     lipschitz: float
     at_image: Float[Tensor, "b"]
     at_ball: Float[Tensor, "b"]
     ball_slope: Float[Tensor, "b"]
+    reach: Float[Tensor, "b"]
 
     def after(self, layer: ProvedMap, size: Float[Tensor, "b"]) -> "_Budget":
         """Return the budget behind a layer whose computed input at the image has norm at most `size`."""
@@ -56,8 +61,16 @@ class _Budget:
             lipschitz=up(self.lipschitz * L),
             at_image=(L * self.at_image + gain * size + offset) * _TENSOR_SLACK,
             at_ball=(L * self.at_ball + gain * elsewhere + offset) * _TENSOR_SLACK,
-            ball_slope=(L * self.ball_slope + gain * growth) * _TENSOR_SLACK,
+            ball_slope=(L * self.ball_slope + gain * growth) * _TENSOR_SLACK + UNDERFLOW,
+            reach=self._reach(layer, elsewhere, growth),
         )
+
+    def _reach(self, layer: ProvedMap, elsewhere: Tensor, growth: Tensor) -> Float[Tensor, "b"]:
+        """Return a distance from the image within which nothing in this layer or an earlier one can overflow."""
+        sums = max(layer.lipschitz, max(layer.gain, layer.offset) / UNIT_ROUNDOFF)
+        free = (_LARGEST - elsewhere) / growth / _TENSOR_SLACK
+        reach = torch.minimum(self.reach, free if sums < _LARGEST else torch.zeros_like(free))
+        return reach.clamp_min(0).nan_to_num(0.0)  # a norm that is not finite has no reach
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ class ProvedNetwork:
         """Return prediction and proved radius of every image."""
         x = self._checked(images)
         zero = x.new_zeros(x.shape[0])
-        budget = _Budget(1.0, zero, zero, zero)
+        budget = _Budget(1.0, zero, zero, zero, torch.full_like(zero, _LARGEST))
         for _, layer in self.layers:
             budget = budget.after(layer, _norm_rounded_up(x))
             x = layer.apply(x)
@@ -109,6 +122,8 @@ class ProvedNetwork:
         slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * _TENSOR_SLACK
         total = self.head.gaps * up(budget.lipschitz)
         targeted = targeted_radii(logits, total * _TENSOR_SLACK, slack=slack, slope=slope)
+        targeted = torch.minimum(targeted, budget.after(head, size).reach[:, None])
+        targeted = targeted.scatter(1, prediction[:, None], torch.inf)
         runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)
         margin = logits.gather(1, prediction[:, None])[:, 0] - runner_up
         return Certificate(prediction, margin, targeted.amin(dim=1), targeted, slack.amax(dim=1))
@@ -155,4 +170,4 @@ def certified_radius(
 def _norm_rounded_up(x: Tensor) -> Float[Tensor, "b"]:
     """Return an upper bound on the norm of every image's activations."""
     flat = x.flatten(1)
-    return torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 2))
+    return torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 2)) + NORM_UNDERFLOW

@@ -6,11 +6,11 @@ Numbers are written so that reading gives back the same bits. A file appears who
 import csv
 import io
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+from bronet.atomic import replace_text
 from bronet.errors import BronetError
 
 
@@ -42,7 +42,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     for row in rows:
         index, label, prediction, correct, *numbers = astuple(row)
         table.writerow([index, label, prediction, int(correct), *(repr(float(number)) for number in numbers)])
-    write_atomically(path, text.getvalue().encode())
+    replace_text(path, text.getvalue())
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -88,19 +88,3 @@ def _parse(path: Path, line: int, cells: list[str]) -> Row:
         radius=radius,
         naive_radius=naive_radius,
     )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it holds either its old content or all of the new, even if the process dies."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise BronetError(f"cannot write {path}: {error.strerror}; the file is as it was before") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -3,18 +3,24 @@
 One row per image; every table and curve is recomputed from these rows. The folder keeps what it had if anything fails.
 """
 
-import hashlib
+import csv
+import io
 import json
+import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from bronet.atomic import replace_text
+from bronet.certify.hashes import Json, file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, prove
-from bronet.certify.rows import Row, write_atomically, write_rows
+from bronet.certify.rows import Row, write_rows
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
 from bronet.layers import frozen
@@ -27,12 +33,27 @@ from bronet.train.weights import load_weights
 Progress = Callable[[int], None]
 
 
+class CertificateFiles(NamedTuple):
+    """The files of one split's certificate: the test split's have the plain names."""
+
+    rows: Path
+    facts: Path
+    targeted: Path
+
+    @classmethod
+    def of(cls, folder: Path, split: str) -> "CertificateFiles":
+        """Return the files of a split in a run folder; nothing is touched."""
+        suffix = "" if split == "test" else f"-{split}"
+        names = (f"certificate{suffix}.csv", f"certificate{suffix}.json", f"targeted{suffix}.csv")
+        return cls(*(folder / name for name in names))
+
+
 @dataclass(frozen=True)
 class CertifiedRun:
     """What certifying a run gave: the rows and the facts beside them."""
 
     rows: list[Row]
-    facts: dict[str, object]
+    facts: Json
 
 
 def load_model(run: RunFolder, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
@@ -42,12 +63,23 @@ def load_model(run: RunFolder, recipe: Recipe, *, device: torch.device | str = "
     return model.eval()
 
 
+def load_images(recipe: Recipe, split: str, limit: int | None, *, data_dir: Path | str | None = None) -> ImageSet:
+    """Return the first `limit` images of a split of the run's data set, or all."""
+    images = load_dataset(recipe.data.name, split, data_dir=data_dir)
+    if limit is None:
+        return images
+    if limit < 1:
+        raise BronetError(f"limit must be at least 1 image, got {limit}")
+    return images.subset(torch.arange(min(limit, len(images))))
+
+
 def certify_run(
     run_dir: Path | str,
     *,
     eps: tuple[str, ...] = (),
     split: str = "test",
     limit: int | None = None,
+    targeted: bool = False,
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
     batch_size: int = 250,
@@ -57,34 +89,62 @@ def certify_run(
     """Prove the radius of every image of a split and write the rows into the run's folder.
 
     `eps` are the budgets a report shows (default: the recipe's); `limit` certifies only the first images, and the
-    facts say so. `progress` is called with the number of images done after every batch.
+    facts say so; `targeted` also writes how far each image is from each class. `progress` is called with the number of
+    images done after every batch.
     """
     run = open_run(Path(run_dir))
     recipe = run.recipe()
     budgets = eps or recipe.certify.eps
     for budget in budgets:
         parse_budget(budget)
-    images = _first(load_dataset(recipe.data.name, split, data_dir=data_dir), limit).to(device)
+    images = load_images(recipe, split, limit, data_dir=data_dir).to(device)
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()
     network = prove(model)
-    rows, rounding = certify_images(model, network, images, batch_size=batch_size, progress=progress)
+    result = certify_images(model, network, images, batch_size=batch_size, progress=progress)
     seconds = time.perf_counter() - start
     facts = {
         "data": recipe.data.name,
         "split": split,
         "images": len(images),
+        "classes": list(images.classes),
+        "pixels": math.prod(images.images.shape[1:]),
         "eps": list(budgets),
         **describe(network, dict(model.chain())),
-        "rounding": {"worst": rounding},
+        "rounding": {"worst": max(result.rounding), "median": statistics.median(result.rounding)},
+        "soundness_cost": soundness_cost(result.rows),
         "precision": "float64",
+        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         "seconds": round(seconds, 3),
         "command": command,
-        "weights_sha256": hashlib.sha256(run.weights.read_bytes()).hexdigest(),
+        "weights_sha256": file_hash(run.weights),
+        "recipe_sha256": file_hash(run.recipe_file),
+        "images_sha256": images_hash(images),
     }
-    write_rows(run.path / "certificate.csv", rows)
-    write_atomically(run.path / "certificate.json", (json.dumps(facts, indent=2) + "\n").encode())
-    return CertifiedRun(rows, facts)
+    return _write(CertificateFiles.of(run.path, split), result, facts, targeted=targeted)
+
+
+def _write(files: CertificateFiles, result: "CertifiedImages", facts: Json, *, targeted: bool) -> "CertifiedRun":
+    """Write rows and facts; the hashes in the facts are those of the files written before them."""
+    write_rows(files.rows, result.rows)
+    facts["rows_sha256"] = file_hash(files.rows)
+    if targeted:
+        replace_text(files.targeted, targeted_table(result))
+        facts["targeted_sha256"] = file_hash(files.targeted)
+    else:
+        files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
+    facts = sealed(facts)
+    replace_text(files.facts, json.dumps(facts, indent=2) + "\n")
+    return CertifiedRun(result.rows, facts)
+
+
+@dataclass(frozen=True)
+class CertifiedImages:
+    """Rows, and beside each the amount that rounding took from a margin and the radius towards each class."""
+
+    rows: list[Row]
+    rounding: list[float]
+    targeted: list[list[float]]
 
 
 def certify_images(
@@ -94,17 +154,15 @@ def certify_images(
     *,
     batch_size: int,
     progress: Progress | None = None,
-) -> tuple[list[Row], float]:
-    """Return one row per image, and the largest amount that rounding took from a margin."""
+) -> CertifiedImages:
+    """Return what is proved of every image, and the radius of the literature beside it."""
     gap = naive_gap_lipschitz(model)
-    rows: list[Row] = []
-    rounding = 0.0
+    result = CertifiedImages([], [], [])
     with frozen(model):
         for index in torch.arange(len(images), device=images.labels.device).split(batch_size):
             pixels = images.pixels(index, dtype=torch.float64)
             proved = network.certify(pixels)
             naive = naive_radius(model, pixels, gap)
-            rounding = max(rounding, float(proved.rounding.max()))
             columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius, naive)
             for i, label, prediction, margin, radius, estimate in zip(*(c.tolist() for c in columns), strict=True):
                 row = Row(
@@ -116,13 +174,42 @@ def certify_images(
                     radius=radius,
                     naive_radius=estimate,
                 )
-                rows.append(row)
+                result.rows.append(row)
+            result.rounding.extend(proved.rounding.tolist())
+            result.targeted.extend(proved.targeted.tolist())
             if progress is not None:
-                progress(len(rows))
-    return rows, rounding
+                progress(len(result.rows))
+    return result
 
 
-def describe(network: ProvedNetwork, layers: dict[str, object]) -> dict[str, object]:
+def soundness_cost(rows: Sequence[Row]) -> Json:
+    """Return how much smaller the proved radius is than the naive one, over images with a naive radius.
+
+    Negative where the proof gives more, which happens: the naive forward rounds in float32.
+    """
+    pairs = [(row.naive_radius - row.radius, row.naive_radius) for row in rows if 0 < row.naive_radius < math.inf]
+    if not pairs:
+        return {"median": None, "worst": None, "relative_median": None, "relative_worst": None}
+    lost, relative = [cost for cost, _ in pairs], [cost / naive for cost, naive in pairs]
+    return {
+        "median": statistics.median(lost),
+        "worst": max(lost),
+        "relative_median": statistics.median(relative),
+        "relative_worst": max(relative),
+    }
+
+
+def targeted_table(result: CertifiedImages) -> str:
+    """Return the CSV text of the targeted radii: entry j of a line is the proved distance to class j."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["index", "prediction", *(f"class_{j}" for j in range(len(result.targeted[0])))])
+    for row, radii in zip(result.rows, result.targeted, strict=True):
+        table.writerow([row.index, row.prediction, *(repr(radius) for radius in radii)])
+    return text.getvalue()
+
+
+def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
     """Return the proved bound of every layer, and their product."""
     table = [
         {
@@ -134,11 +221,3 @@ def describe(network: ProvedNetwork, layers: dict[str, object]) -> dict[str, obj
         for name, proved in network.layers
     ]
     return {"lipschitz": network.lipschitz, "layers": table}
-
-
-def _first(images: ImageSet, limit: int | None) -> ImageSet:
-    if limit is None:
-        return images
-    if limit < 1:
-        raise BronetError(f"limit must be at least 1 image, got {limit}")
-    return images.subset(torch.arange(min(limit, len(images))))

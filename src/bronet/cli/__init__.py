@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bronet.__about__ import __version__
+from bronet.cli.attack import attack
 from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
 from bronet.cli.exit_status import Commands
@@ -17,6 +18,7 @@ from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
 from bronet.cli.train import train
+from bronet.cli.verify import verify
 
 app = typer.Typer(
     cls=Commands,
@@ -50,7 +52,7 @@ def bronet(
 
 
 # The order of the help page: the order in which a newcomer needs them.
-for command in (quickstart, train, certify, report):
+for command in (quickstart, train, certify, report, verify, attack):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(bench, name="bench")

@@ -135,3 +135,38 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
 
         write_timings(out, [row for _, _, row in points])
         draw_scaling(points, base, place, out.with_suffix(".png"))
+
+
+@app.command()
+def certify(
+    *,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of the network.", show_default=False)] = None,
+    images: Annotated[int, typer.Option(min=1, help="Images to certify.")] = 10_000,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 250,
+    device: DeviceOption = Device.AUTO,
+    out: Out = None,
+) -> None:
+    """Time the proof of a network and the certificates of many images, in float64.
+
+    Example:  bronet bench certify --recipe digits/quickstart --images 1000
+
+    BRONet-M on a GPU, the small network on a CPU. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.bench.certify import bench_certify
+    from bronet.bench.timing import write_timings
+    from bronet.cli.console import facts_table, open_console
+
+    place = torch.device(device_name(device))
+    chosen = recipe or ("cifar10/bronet-m" if place.type == "cuda" else "cifar10/bronet-small")
+    result = bench_certify(chosen, place, images=images, batch=batch)
+    facts = [
+        ("network", chosen),
+        ("device", result.row.device),
+        ("proof of the network", f"{result.prove_seconds:.2f} s"),
+        (f"{images:,} images", f"{result.certify_seconds:.2f} s"),
+    ]
+    open_console().print(facts_table(facts))
+    if out is not None:
+        write_timings(out, [result.row])

@@ -38,6 +38,12 @@ def certify(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
     ] = None,
+    targeted: Annotated[
+        bool, typer.Option("--targeted", help="Also write targeted.csv: how far each image is from each class.")
+    ] = False,
+    naive: Annotated[
+        bool, typer.Option("--naive", help="Also show the numbers of the literature's way, which is not a proof.")
+    ] = False,
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
@@ -47,9 +53,10 @@ def certify(
     Example:  bronet certify runs/quickstart --eps 1/4 --eps 1/2
 
     Computed in float64 with rounding counted. Writes into the run folder: certificate.csv (one row per image)
-    and certificate.json (the proved bound of every layer).
+    and certificate.json (the proved bound of every layer); of the training images certificate-train.csv and .json.
+    `bronet verify` checks them later.
     """
-    from bronet.cli.console import open_console, say, show_results
+    from bronet.cli.console import open_console, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
@@ -60,13 +67,18 @@ def certify(
         eps=tuple(eps or ()),
         split=split,
         limit=limit,
+        targeted=targeted,
         device=device,
         data_dir=data_dir,
         download=download,
         command=typed_command(),
     )
-    show_results(console, [summarize(read_evidence(run))])
-    say(console, f"rows:    {run / 'certificate.csv'}")
+    evidence = read_evidence(run, split=split.value)
+    show_results(console, [summarize(evidence)])
+    if naive:
+        show_naive(console, summarize(evidence.naive()))
+    name = "certificate.csv" if split is Split.TEST else f"certificate-{split.value}.csv"
+    say(console, f"rows:    {run / name}")
     say(console, f"next:    bronet report {shlex.quote(str(run))}")
 
 
@@ -77,6 +89,7 @@ def certify_folder(
     eps: tuple[str, ...] = (),
     split: Split = Split.TEST,
     limit: int | None = None,
+    targeted: bool = False,
     device: Device,
     data_dir: Path | None = None,
     download: bool = False,
@@ -84,7 +97,7 @@ def certify_folder(
 ) -> None:
     """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
     from bronet.certify.run import certify_run
-    from bronet.cli.console import certifying
+    from bronet.cli.console import counting
     from bronet.recipe import parse_budget
     from bronet.train import open_run
 
@@ -93,12 +106,13 @@ def certify_folder(
     recipe = open_run(folder).recipe()
     place = device_name(device)
     count = len(fetch_dataset(recipe.data.name, split, data_dir=data_dir, download=download))
-    with certifying(console, count if limit is None else min(limit, count)) as show:
+    with counting(console, count if limit is None else min(limit, count), "certifying") as show:
         certify_run(
             folder,
             eps=eps,
             split=split.value,
             limit=limit,
+            targeted=targeted,
             device=place,
             data_dir=data_dir,
             command=command,

@@ -1,4 +1,4 @@
-"""What a person sees: tables, and a bar while images are certified. Lines of text where the output is no terminal.
+"""What a person sees: tables, and a bar while images are worked on. Lines of text where the output is no terminal.
 
 Colours follow the terminal and the variable NO_COLOR, as rich does.
 """
@@ -34,14 +34,14 @@ def say(console: Console, line: str) -> None:
 
 
 @contextmanager
-def certifying(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of certifying `total` images; the block calls what it gets with the number done."""
+def counting(console: Console, total: int, doing: str) -> Iterator[Callable[[int], None]]:
+    """Show the progress of doing something to `total` images; the block calls what it gets with the number done."""
     if not console.is_terminal:
-        yield _lines(console, total)
+        yield _lines(console, total, doing)
         return
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("certifying"),
+        TextColumn(doing),
         BarColumn(bar_width=BAR_WIDTH),
         MofNCompleteColumn(),
         TextColumn("left"),
@@ -49,13 +49,26 @@ def certifying(console: Console, total: int) -> Iterator[Callable[[int], None]]:
         console=console,
     )
     with bar:
-        task = bar.add_task("certifying", total=total)
+        task = bar.add_task(doing, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 def show_results(console: Console, summaries: Sequence[Summary]) -> None:
     """Print the table of one run (a quantity per line) or of several (a run per line)."""
     console.print(_of_one(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
+
+
+def show_naive(console: Console, summary: Summary) -> None:
+    """Print the accuracies of the literature's way, labelled."""
+    table = Table(
+        title=Text("The same by float32 and power iteration: NOT A PROOF"), title_justify="left", show_header=False
+    )
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    for entry in summary.statistics.certified:
+        table.add_row(f"estimated at radius {entry.text}", percent(entry.accuracy))
+    table.add_row("median estimate of the correct images", number_text(summary.statistics.radius.median))
+    console.print(table)
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
@@ -82,7 +95,7 @@ def _of_one(summary: Summary) -> Table:
     return table
 
 
-def _lines(console: Console, total: int) -> Callable[[int], None]:
+def _lines(console: Console, total: int, doing: str) -> Callable[[int], None]:
     """Return a function that prints a line whenever another tenth is done."""
     shown = 0
 
@@ -91,6 +104,6 @@ def _lines(console: Console, total: int) -> Callable[[int], None]:
         tenth = done * LINES_WITHOUT_TERMINAL // total
         if tenth > shown:
             shown = tenth
-            say(console, f"certified {done:,} of {total:,} images")
+            say(console, f"{doing}: {done:,} of {total:,} images")
 
     return show

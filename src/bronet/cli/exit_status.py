@@ -1,8 +1,8 @@
 """What scripts can rely on: the exit status of every command.
 
-0 done; 1 a fault of this program, with a traceback; 2 a mistake in what was given, told in one line; 130 after
-Ctrl-C and 143 after SIGTERM. A process that is killed outside training ends by the signal itself, which a shell
-also shows as 143.
+0 done; 1 a fault of this program, with a traceback; 2 a mistake in what was given, told in one line; 3 a certificate
+that an attack has broken; 130 after Ctrl-C and 143 after SIGTERM. A process that is killed outside training ends by the
+signal itself, which a shell also shows as 143.
 """
 
 import errno
@@ -22,6 +22,7 @@ class ExitStatus(IntEnum):
     """Statuses besides success and those of a signal."""
 
     USER_ERROR = 2
+    BROKEN_CERTIFICATE = 3
     CTRL_C = 130
 
 

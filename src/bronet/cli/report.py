@@ -1,15 +1,9 @@
 """`bronet report`: from the rows of certified runs to tables, a curve and a page."""
 
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from bronet.errors import BronetError
-
-if TYPE_CHECKING:
-    from bronet.report.table import Summary
 
 
 def report(
@@ -22,11 +16,12 @@ def report(
 
     Example:  bronet report runs/quickstart
 
-    One run: writes its folder report/ with report.html, curve.png, curve.pdf, summary.md and summary.json.
-    Several: writes comparison.md, comparison.csv and curve.png into --out. Needs no weights and no data.
+    One run: writes its folder report/ with report.html, summary.md, .json and .csv, and the certified accuracy and the
+    margins as curve and margins, .png and .pdf. Several: writes comparison.md, .csv and .json, curve and margins into
+    --out. Needs no weights and no data.
     """
     from bronet.cli.console import open_console, say, show_results
-    from bronet.report import write_report
+    from bronet.report import write_comparison, write_report
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
@@ -36,25 +31,3 @@ def report(
     show_results(console, summaries)
     for path in written:
         say(console, f"wrote    {path}")
-
-
-def write_comparison(summaries: "list[Summary]", folder: Path) -> list[Path]:
-    """Write one table and one plot of several runs, and return the paths; the runs need different names."""
-    from bronet.certify.rows import write_atomically
-    from bronet.recipe import parse_budget
-    from bronet.report.curve import draw_curve, figure_bytes
-    from bronet.report.table import csv_table, markdown_table
-
-    name, count = Counter(summary.evidence.name for summary in summaries).most_common(1)[0]
-    if count > 1:
-        raise BronetError(f"runs to compare must have different folder names, got {name} {count} times; rename one")
-    radii = {text for summary in summaries for text in summary.evidence.certificate.eps}
-    curves = {summary.evidence.name: summary.evidence.rows for summary in summaries}
-    contents = {
-        folder / "comparison.md": markdown_table(summaries).encode(),
-        folder / "comparison.csv": csv_table(summaries).encode(),
-        folder / "curve.png": figure_bytes(draw_curve(curves, sorted(radii, key=parse_budget)), "png"),
-    }
-    for path, content in contents.items():
-        write_atomically(path, content)
-    return list(contents)

@@ -17,7 +17,7 @@ from bronet.layers.base import require_channels
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
-from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
+from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.real_form import (
     Geometry,
     Windows,
@@ -31,7 +31,7 @@ from bronet.ortho.real_form import (
     reflector_inverses,
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
-from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks, spectrum_gram
+from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
 from bronet.proof.reflector import a_priori_reflector_norm, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
@@ -150,10 +150,11 @@ class BROConv2d(ReflectorLayer[Tensor]):
         geometry = Geometry(windows, self.out_channels, self.ridge, dense)
         V = unit_scaled(self.V(torch.float64).detach())
         A = spectrum_blocks(V, grid, dense=dense)
-        Q = orthonormal_factor(A, spectrum_gram(V, grid, dense=dense), ridge=self.ridge)
-        whole = real_dft(Windows.of(grid, 0, keep_padding=True).target, dense=dense, dtype=torch.float64, device=device)
-        source = real_dft(windows.source, dense=dense, dtype=torch.float64, device=device)
-        target = real_dft(windows.target, dense=dense, dtype=torch.float64, device=device)
+        # The direct Gram matrix: its error is relative to this frequency's A, however small that is.
+        Q = orthonormal_factor(A, A.mT @ A, ridge=self.ridge)
+        # Both windows are cut from one stored D, so that the layer is a compression of a symmetric operator, exactly.
+        whole = real_dft(Window(grid, grid), dense=dense, dtype=torch.float64, device=device)
+        source, target = whole.cropped(windows.source), whole.cropped(windows.target)
         Q_norm = up(math.sqrt(factor_norm(Q)))
         basis_norms = [largest_singular_value(factor) for factor in whole.factors()]
         basis_norm = up(math.prod(basis_norms))

@@ -69,7 +69,7 @@ class LastLayerNormalized(Head):
 
     def rows(self) -> Tensor:
         """Return the rows, normalised."""
-        return F.normalize(self.weight, dim=-1, eps=torch.finfo(self.weight.dtype).tiny)
+        return _normalized(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "LastLayerNormalized")
@@ -82,11 +82,11 @@ class LastLayerNormalized(Head):
         return torch.linalg.vector_norm(differences, dim=-1)
 
     def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
-        weight, bias = self.weight.detach().double(), self.bias.detach().double()
-        rows = F.normalize(weight, dim=-1, eps=torch.finfo(torch.float64).tiny)
+        # The bias is cloned: a model in float64 must not share its numbers with a proof.
+        rows, bias = _normalized(self.weight.detach().double()), self.bias.detach().double().clone()
         norm = largest_singular_value(rows)
         gain = gain_of_products([Product(norm, absolute_norm(rows), self.in_features)])
-        shift = float(bias.abs().max())
+        shift = float(torch.linalg.vector_norm(bias))
         apply = lambda h: h @ rows.mT + bias  # noqa: E731
         logits = ProvedMap(
             apply,
@@ -127,15 +127,26 @@ class OrthogonalHead(Head):
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
 
     def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
-        linear, bias = self.linear.proved(shape), self.bias.detach().double()
+        linear, bias = self.linear.proved(shape), self.bias.detach().double().clone()
         gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
-        offset = up(linear.offset + gamma(1) * float(bias.abs().max()) + UNDERFLOW)
+        offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
         logits = ProvedMap(lambda h: linear.apply(h) + bias, (self.classes,), linear.lipschitz, gain, offset)
         gap = up(math.sqrt(2.0) * linear.lipschitz)
         return ProvedHead(logits, gap * (1 - torch.eye(self.classes, device=bias.device, dtype=torch.float64)))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.linear.lipschitz_bound()
+
+
+def _normalized(weight: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+    """Return each row divided by its length; a row of zeros stays.
+
+    Rows are first divided by their largest entry, a constant to the gradient because the result does not change with a
+    row's scale: squares of 1e20 overflow in float32, those of 1e-25 vanish.
+    """
+    tiny = torch.finfo(weight.dtype).tiny
+    largest = weight.detach().abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
+    return F.normalize(weight / largest, dim=-1, eps=tiny)
 
 
 def _upper_gaps(rows: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:

@@ -130,7 +130,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         return image.norm() / v.norm()
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        kernel = self.kernel(torch.float64).detach()
+        kernel = self.kernel(torch.float64).detach().clone()  # a float64 model must not share its numbers with a proof
         (stride, padding), k = self.geometry, self.kernel_size
         norm = convolution_norm(kernel, (shape[1], shape[2]), stride=stride, padding=padding)
         products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]

@@ -6,7 +6,7 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, batch_first, batch_last
 from bronet.proof.proved_map import ProvedMap, exact
-from bronet.proof.rounding import gamma
+from bronet.proof.rounding import NORM_UNDERFLOW, gamma
 
 
 class PixelUnshuffle(LipschitzLayer):
@@ -71,9 +71,9 @@ class L2NormPool(LipschitzLayer):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         c, h, w = shape
         # Squares, their sum and the root: relative error gamma_{p^2 + 2}. Squares below 2^-1022 vanish, roots of them
-        # do not: 2^-500 outweighs sqrt(p^2 2^-1074).
+        # do not.
         apply, shape_out = self.forward, (c, h // self.patch, w // self.patch)
-        return ProvedMap(apply, shape_out, 1.0, gain=gamma(self.patch**2 + 2), offset=2.0**-500)
+        return ProvedMap(apply, shape_out, 1.0, gain=gamma(self.patch**2 + 2), offset=NORM_UNDERFLOW)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0

@@ -39,10 +39,10 @@ class Normalization(LipschitzLayer):
         return (x - _column(self.mean, x)) / self.std
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        mean = self.mean.detach().double()
-        size = float(mean.square().sum().sqrt()) * (shape[1] * shape[2]) ** 0.5
-        # A subtraction and a division: relative error gamma_2 of (|x| + |mean|) / std.
-        gain, offset = gamma(2) / self.std, gamma(2) * size / self.std + UNDERFLOW
+        mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
+        size = float(torch.linalg.vector_norm(mean)) * (shape[1] * shape[2]) ** 0.5
+        # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
+        gain, offset = gamma(3) / self.std, gamma(3) * size / self.std + UNDERFLOW
         apply = lambda x: (x - _column(mean, x)) / self.std  # noqa: E731
         return ProvedMap(apply, shape, self.lipschitz_bound(), up(gain), up(offset))
 
@@ -119,8 +119,9 @@ class Bias(LipschitzLayer):
 
 def shifted(shift: Tensor, shape: tuple[int, ...]) -> ProvedMap:
     """Return the proved map x -> x + shift: one rounding per number."""
+    shift = shift.clone()  # a model in float64 must not share its numbers with a proof
     pixels = torch.Size(shape[1:]).numel()
-    size = float(shift.square().sum().sqrt()) * pixels**0.5
+    size = float(torch.linalg.vector_norm(shift)) * pixels**0.5
     return ProvedMap(lambda x: x + _column(shift, x), shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
 
 

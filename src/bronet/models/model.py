@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers import Head, LipschitzLayer
+from bronet.layers import Block, Head, LipschitzLayer
 from bronet.layers.prepared import prepared_inverses
 
 
@@ -39,10 +39,8 @@ class CertifiableModel(nn.Module):
         """Yield every layer before the head with its name, in the order of the forward pass."""
         names = {id(module): name for name, module in self.named_modules()}
         for section in self.sections():
-            for module in section.modules():
-                if id(module) in names and _is_link(module, section):
-                    assert isinstance(module, LipschitzLayer)
-                    yield names[id(module)], module
+            for layer in _links(section):
+                yield names[id(layer)], layer
 
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the product of the layers' constants as training sees them; differentiable, no bound."""
@@ -62,14 +60,23 @@ class CertifiableModel(nn.Module):
             layer.update_estimate(steps)
 
 
-def _is_link(module: nn.Module, section: nn.Module) -> bool:
-    """Whether the module is a layer of the chain itself, not a part inside a layer."""
-    if not isinstance(module, LipschitzLayer):
-        return False
-    inside = (
-        part
-        for layer in section.modules()
-        if isinstance(layer, LipschitzLayer) and layer is not module
-        for part in layer.modules()
-    )
-    return all(part is not module for part in inside)
+# Exactly these: a subclass could do anything in its forward.
+_SEQUENCES = (nn.Sequential, Block)
+
+
+def _links(section: nn.Module) -> Iterator[LipschitzLayer]:
+    """Yield the layers of a section in the order in which its forward applies them, one used twice twice.
+
+    Anything else than a layer, a plain Sequential or a Block is refused: a certificate would leave it out.
+    """
+    if isinstance(section, LipschitzLayer):
+        yield section
+    elif type(section) in _SEQUENCES:
+        assert isinstance(section, nn.Sequential)
+        for part in section:
+            yield from _links(part)
+    else:
+        raise BronetError(
+            f"a section must be a Lipschitz layer or a Sequential of them, got {type(section).__name__}; "
+            "a certificate could not see what it does"
+        )

@@ -57,6 +57,12 @@ class DenseDFT:
         """Return the real matrices whose composition D is."""
         return (self.matrix,)
 
+    def cropped(self, window: Window) -> "DenseDFT":
+        """Return the columns of a window, bit for bit, of the D of its whole grid."""
+        (top, left), (h, w) = window.corner, window.size
+        columns = self.matrix.view(-1, *window.grid)[:, top : top + h, left : left + w]
+        return DenseDFT(columns.reshape(-1, h * w))
+
 
 @dataclass(frozen=True)
 class SeparableDFT:
@@ -93,6 +99,12 @@ class SeparableDFT:
     def factors(self) -> tuple[Tensor, ...]:
         """Return the real matrices whose composition D is."""
         return (self.height, self.width)
+
+    def cropped(self, window: Window) -> "SeparableDFT":
+        """Return the columns of a window, bit for bit, of the D of its whole grid."""
+        (top, left), (h, w) = window.corner, window.size
+        width = self.width.view(-1, 2, window.grid[1])[:, :, left : left + w]
+        return SeparableDFT(self.height[:, top : top + h].contiguous(), width.reshape(-1, 2 * w))
 
 
 RealDFT = DenseDFT | SeparableDFT

@@ -13,16 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.real_dft import kernel_basis
 from bronet.ortho.spectrum import spectrum_blocks
-from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
-from bronet.proof.spectral import gram_error, largest_eigenvalue
+from bronet.proof.rounding import TRIGONOMETRIC_ULPS, gamma, up
+from bronet.proof.spectral import gram_error, largest_eigenvalue, power_of_two_scale
 
 # Inputs up to which the explicit Jacobian is used: its Gram matrix has the square of this many entries.
 EXPLICIT_INPUTS = 4096
-
-# Error of a library's cosine or sine, in units of u; the common ones stay below one ulp.
-_TRIGONOMETRIC_ULPS = 4
 
 
 def convolution_norm(
@@ -39,6 +35,8 @@ def explicit_norm(
 ) -> float:
     """Return the norm itself, up to rounding: the square root of a proved lambda_max(J'J)."""
     kernel = kernel.double()
+    scale = power_of_two_scale(kernel)
+    kernel = kernel / scale
     c_out, c_in, kh, kw = kernel.shape
     flat = kernel.reshape(c_out, -1)
     gram = flat.mT @ flat
@@ -49,7 +47,7 @@ def explicit_norm(
         JJ[patch[:, None], patch[None, :]] += gram
     overlaps = math.ceil(kh / stride) * math.ceil(kw / stride)
     error = gamma(c_out + overlaps) * absolute_convolution_norm(kernel) ** 2
-    return up(math.sqrt(largest_eigenvalue(JJ[:-1, :-1], up(error))))
+    return up(up(math.sqrt(largest_eigenvalue(JJ[:-1, :-1], up(error)))) * scale)
 
 
 def circulant_norm(
@@ -57,6 +55,8 @@ def circulant_norm(
 ) -> float:
     """Return the largest singular value over the frequencies of a circular convolution that contains this one."""
     kernel = _polyphase(kernel.double(), stride)
+    scale = power_of_two_scale(kernel)
+    kernel = kernel / scale
     taps = (kernel.shape[2], kernel.shape[3])
     grid = (
         math.ceil((size[0] + 2 * padding) / stride) + taps[0] - 1,
@@ -65,20 +65,19 @@ def circulant_norm(
     blocks = spectrum_blocks(kernel, grid, dense=True)  # f 2c_out 2c_in
     if blocks.shape[-2] < blocks.shape[-1]:
         blocks = blocks.mT
-    # The stored spectrum differs from the exact one by the cosines' error and the sums' rounding.
-    taps_error = gamma(taps[0] * taps[1] + _TRIGONOMETRIC_ULPS)
-    basis = kernel_basis(grid, taps, dense=True, dtype=torch.float64, device=kernel.device)
-    reach = float(basis.abs().max()) + _TRIGONOMETRIC_ULPS * UNIT_ROUNDOFF
-    spread = taps_error * reach * math.sqrt(2.0) * float(kernel.abs().sum((2, 3)).square().sum().sqrt()) * 2
+    # The stored spectrum differs from the exact one by the cosines' error and the sums' rounding, both relative to the
+    # sums of |taps|; real and imaginary part make the root of two, and the factor two rounds those sums up.
+    error = gamma(taps[0] * taps[1] + TRIGONOMETRIC_ULPS)
+    spread = 2 * error * math.sqrt(2.0) * float(kernel.abs().sum((2, 3)).square().sum().sqrt())
     squared = largest_eigenvalue(blocks.mT @ blocks, gram_error(blocks))
-    return up(up(math.sqrt(squared)) + up(spread))
+    return up((up(math.sqrt(squared)) + up(spread)) * scale)
 
 
 def absolute_convolution_norm(kernel: Float[Tensor, "c_out c_in kh kw"]) -> float:
     """Return an upper bound on the norm of the convolution with |kernel|, on images of any size."""
     magnitude = kernel.double().abs()
     into_output, from_input = float(magnitude.sum((1, 2, 3)).max()), float(magnitude.sum((0, 2, 3)).max())
-    return up(math.sqrt(into_output * from_input) * (1 + gamma(magnitude.numel())))
+    return up(math.sqrt(into_output) * math.sqrt(from_input) * (1 + gamma(magnitude.numel())))
 
 
 def _polyphase(kernel: Float[Tensor, "c_out c_in kh kw"], stride: int) -> Float[Tensor, "c_out c_phases th tw"]:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.ortho.spd import unit_scaled, with_ridge
-from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
+from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue
 
-# Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect, from
-# entries that are right to eight units of roundoff.
+# Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect: N^4
+# entries of size sqrt(2)/N, each wrong by TRIGONOMETRIC_ULPS of itself at most, move D'D by 2 sqrt(2) N times that.
 _WIDEST_GRID = 2**16
-_BASIS_DEFECT = 4 * 8 * UNIT_ROUNDOFF * _WIDEST_GRID
+_BASIS_DEFECT = 4 * TRIGONOMETRIC_ULPS * UNIT_ROUNDOFF * _WIDEST_GRID
 
 
 def orthonormal_factor(

@@ -1,8 +1,9 @@
 """Proved upper bounds on largest eigenvalues and singular values of batches of real float64 matrices.
 
-A bound t is proved by a Cholesky factorisation of t I - M that runs to its end: its backward error is at most
-gamma_{n+1} / (1 - gamma_{n+1}) times the trace (Higham, Theorem 10.3 with the trace bounding |R|'|R|), so
-lambda_max(M) <= t + that. An eigenvalue routine alone would only be an estimate.
+A bound t is proved by any matrix L for which t I - M - L L' is small: L L' is positive semidefinite, so lambda_max(M)
+is at most t plus the norm of that residual. L comes from a Cholesky factorisation, but nothing is assumed of the
+routine that computed it: the residual is measured, and only the rounding of one matrix product enters the proof. An
+eigenvalue routine alone would only be an estimate.
 """
 
 import math
@@ -14,6 +15,8 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
 
+# Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper.
+_DIRECT_SIZE = 64
 _LANCZOS_STEPS = 64
 _KRYLOV_END = 1e-12
 _FIRST_SLACK = 2.0**-34
@@ -24,7 +27,8 @@ def largest_eigenvalue(M: Float[Tensor, "*batch n n"], formation_error: float = 
     """Return an upper bound on the largest eigenvalue of all the symmetric matrices M, their lower triangles read.
 
     `formation_error` bounds the spectral norm of (M as stored) - (M as meant). The estimate that starts the search
-    decides only how tight the result is, never whether it holds.
+    decides only how tight the result is, never whether it holds. A Gram matrix of tiny entries underflows: callers
+    bring their factor to scale first (`power_of_two_scale`).
     """
     M = M.reshape(-1, *M.shape[-2:]).double()
     if not bool(torch.isfinite(M).all()):
@@ -35,7 +39,8 @@ def largest_eigenvalue(M: Float[Tensor, "*batch n n"], formation_error: float = 
     certain = _row_sum(symmetric)  # Gershgorin: always valid, tight where M is nearly a multiple of I
     if certain == 0:
         return formation_error
-    estimate = certain * _lanczos_estimate(symmetric / certain)
+    # A largest row sum is at most sqrt(n) times the norm; the floor also ends the search where M has no positive part.
+    estimate = certain * max(_estimate(symmetric / certain), 1 / M.shape[-1])
     if certain <= estimate * (1 + _FIRST_SLACK):
         return up(certain + formation_error)
     slack = _FIRST_SLACK
@@ -50,10 +55,23 @@ def largest_eigenvalue(M: Float[Tensor, "*batch n n"], formation_error: float = 
 def largest_singular_value(A: Float[Tensor, "*batch m n"]) -> float:
     """Return an upper bound on the spectral norm of all the matrices A, through the smaller Gram matrix."""
     A = A.double()
+    scale = power_of_two_scale(A)
+    A = A / scale
     if A.shape[-2] < A.shape[-1]:
         A = A.mT
     squared = largest_eigenvalue(A.mT @ A, gram_error(A))
-    return up(math.sqrt(squared))
+    return up(up(math.sqrt(squared)) * scale)
+
+
+def power_of_two_scale(A: Tensor) -> float:
+    """Return the power of two s for which the largest entry of A / s lies in [1, 2), and 1 for A = 0.
+
+    Dividing by it is exact up to underflow, and keeps Gram matrices of any finite A from vanishing or overflowing.
+    """
+    largest = float(A.detach().abs().max())
+    if not math.isfinite(largest):
+        raise BronetError("weights must be finite to bound their norm, got NaN or infinity")
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
 
 
 def gram_error(A: Float[Tensor, "*batch m n"]) -> float:
@@ -66,16 +84,18 @@ def absolute_norm(A: Float[Tensor, "*batch m n"]) -> float:
     """Return an upper bound on the spectral norm of |A| (entries made positive), from row and column sums."""
     A = A.double().abs()
     rows, columns = float(A.sum(-1).max()), float(A.sum(-2).max())
-    return up(math.sqrt(rows * columns) * (1 + gamma(A.shape[-1] + A.shape[-2])))
+    return up(math.sqrt(rows) * math.sqrt(columns) * (1 + gamma(A.shape[-1] + A.shape[-2])))
 
 
 def _row_sum(M: Tensor) -> float:
     return float(M.abs().sum(-1).max()) * (1 + gamma(M.shape[-1] + 1))
 
 
-def _lanczos_estimate(M: Float[Tensor, "batch n n"]) -> float:
-    """Return an estimate of the largest eigenvalue over a batch of norm at most one, by Lanczos steps."""
+def _estimate(M: Float[Tensor, "batch n n"]) -> float:
+    """Return an estimate of the largest eigenvalue over a batch of norm at most one."""
     batch, n, _ = M.shape
+    if n <= _DIRECT_SIZE:
+        return float(torch.linalg.eigvalsh(M).max())
     v = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.device)
     basis = torch.empty(batch, 0, n, dtype=torch.float64, device=M.device)
     v = (v / v.norm()).expand(batch, n)
@@ -94,11 +114,11 @@ def _cholesky_bound(M: Float[Tensor, "batch n n"], bound: float) -> float | None
     """Return an upper bound on lambda_max near `bound` if the factorisation of bound I - M succeeds, else None."""
     n = M.shape[-1]
     shifted = -M
-    diagonal = shifted.diagonal(dim1=-2, dim2=-1)
-    diagonal += bound
-    factor, info = torch.linalg.cholesky_ex(shifted)
-    if bool(info.any()) or not bool(torch.isfinite(factor).all()):
+    shifted.diagonal(dim1=-2, dim2=-1).add_(bound)
+    L, info = torch.linalg.cholesky_ex(shifted)
+    if bool(info.any()) or not bool(torch.isfinite(L).all()):
         return None
-    backward = gamma(n + 1) / (1 - gamma(n + 1)) * float(diagonal.sum(-1).max()) * (1 + gamma(n))
+    residual = float(torch.linalg.matrix_norm(shifted - L @ L.mT).max())  # Frobenius
+    product = gamma(n + 1) * float(L.square().sum((-2, -1)).max())  # what the rounding of L L' can hide
     subtraction = UNIT_ROUNDOFF * (bound + float(M.diagonal(dim1=-2, dim2=-1).abs().max()))
-    return up(bound + backward + subtraction)
+    return up(bound + (residual + product) * (1 + gamma(n * n + 4)) + subtraction)

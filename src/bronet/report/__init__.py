@@ -1,15 +1,21 @@
-"""Reports: rows in, tables, curve and page out. Reads only the files of a run folder; needs no weights."""
+"""Reports: rows in, tables, curves and page out. Reads only the files of a run folder; needs no weights."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bronet.certify.rows import write_atomically
+from bronet.atomic import replace_bytes
+from bronet.errors import BronetError
+from bronet.recipe.schema import parse_budget
 from bronet.report.curve import DARK, draw_curve, figure_bytes
 from bronet.report.evidence import read_evidence
+from bronet.report.margins import draw_margins
+from bronet.report.markdown import markdown_summary
 from bronet.report.page import build_page
-from bronet.report.table import json_summary, markdown_table, summarize
+from bronet.report.table import Summary, csv_table, json_summary, markdown_table, summarize
 
-__all__ = ["ReportPaths", "write_report"]
+__all__ = ["ReportPaths", "write_comparison", "write_report"]
 
 
 class ReportPaths(NamedTuple):
@@ -17,9 +23,12 @@ class ReportPaths(NamedTuple):
 
     curve_png: Path
     curve_pdf: Path
+    margins_png: Path
+    margins_pdf: Path
     page: Path
     summary_md: Path
     summary_json: Path
+    summary_csv: Path
 
 
 def write_report(run_dir: Path | str) -> ReportPaths:
@@ -32,22 +41,51 @@ def write_report(run_dir: Path | str) -> ReportPaths:
     summary = summarize(evidence)
     runs, eps = {evidence.name: evidence.rows}, evidence.certificate.eps
     light, dark = draw_curve(runs, eps), draw_curve(runs, eps, theme=DARK)
+    margins = draw_margins({evidence.name: (evidence.train_rows, evidence.rows)})
     png = figure_bytes(light, "png")
     folder = run_dir / "report"
     paths = ReportPaths(
         curve_png=folder / "curve.png",
         curve_pdf=folder / "curve.pdf",
+        margins_png=folder / "margins.png",
+        margins_pdf=folder / "margins.pdf",
         page=folder / "report.html",
         summary_md=folder / "summary.md",
         summary_json=folder / "summary.json",
+        summary_csv=folder / "summary.csv",
     )
     contents = {
         paths.curve_png: png,
         paths.curve_pdf: figure_bytes(light, "pdf"),
-        paths.summary_md: markdown_table([summary]).encode(),
+        paths.margins_png: figure_bytes(margins, "png"),
+        paths.margins_pdf: figure_bytes(margins, "pdf"),
+        paths.summary_md: markdown_summary(summary).encode(),
         paths.summary_json: json_summary(summary).encode(),
+        paths.summary_csv: csv_table([summary]).encode(),
         paths.page: build_page(summary, light=png, dark=figure_bytes(dark, "png")).encode(),
     }
     for path, content in contents.items():
-        write_atomically(path, content)
+        replace_bytes(path, content)
     return paths
+
+
+def write_comparison(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Write tables and plots of several runs, and return the paths; the runs need different names."""
+    name, count = Counter(summary.evidence.name for summary in summaries).most_common(1)[0]
+    if count > 1:
+        raise BronetError(f"runs to compare must have different folder names, got {name} {count} times; rename one")
+    radii = {text for summary in summaries for text in summary.evidence.certificate.eps}
+    evidence = [summary.evidence for summary in summaries]
+    curve = draw_curve({run.name: run.rows for run in evidence}, sorted(radii, key=parse_budget))
+    margins = draw_margins({run.name: (run.train_rows, run.rows) for run in evidence})
+    contents = {
+        folder / "comparison.md": markdown_table(summaries).encode(),
+        folder / "comparison.csv": csv_table(summaries).encode(),
+        folder / "comparison.json": ("[" + ",\n".join(json_summary(summary) for summary in summaries) + "]\n").encode(),
+    }
+    for stem, figure in (("curve", curve), ("margins", margins)):
+        contents[folder / f"{stem}.png"] = figure_bytes(figure, "png")
+        contents[folder / f"{stem}.pdf"] = figure_bytes(figure, "pdf")
+    for path, content in contents.items():
+        replace_bytes(path, content)
+    return list(contents)

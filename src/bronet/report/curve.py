@@ -69,7 +69,7 @@ def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: 
     budgets = {text: parse_budget(text, name="eps") for text in eps}
     reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
     reach = reach * RIGHT_MARGIN or UNIT_RADIUS
-    with rc_context(_style(theme)):
+    with rc_context(style(theme)):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
         _draw_frame(axes, reach, theme)
@@ -94,7 +94,7 @@ def figure_bytes(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     return buffer.getvalue()
 
 
-def _style(theme: Theme) -> Any:
+def style(theme: Theme) -> Any:
     """Return the matplotlib settings of a plot; the type of their keys differs between its versions."""
     return {
         "font.family": "sans-serif",

@@ -6,7 +6,7 @@ come from elsewhere; the recipe and the two files of the certificate are not.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bronet.certify.rows import Row, read_rows
@@ -40,11 +40,17 @@ class Certificate:
     seconds: float
     command: str
     weights_sha256: str
+    classes: tuple[str, ...]
+    pixels: int | None
+    soundness_cost: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One run, as its folder tells it; `record` and the lines of `log` are empty where there is no such file."""
+    """One run, as its folder tells it; what has no file is empty.
+
+    `rows` are those of the split that was asked for, `train_rows` those of the training images, for histograms.
+    """
 
     name: str
     rows: tuple[Row, ...]
@@ -52,16 +58,24 @@ class Evidence:
     recipe: str
     record: Json
     log: tuple[Json, ...]
+    train_rows: tuple[Row, ...] = ()
+    attacks: tuple[Json, ...] = ()
+
+    def naive(self) -> "Evidence":
+        """Return the same with the radii of the literature's way in place of the proved ones: not a proof."""
+        return replace(self, rows=tuple(replace(row, radius=row.naive_radius) for row in self.rows))
 
 
-def read_evidence(run_dir: Path) -> Evidence:
+def read_evidence(run_dir: Path, *, split: str = "test") -> Evidence:
     """Return the evidence of a run folder; raise `BronetError` where files are missing or contradict each other."""
-    certificate = _read_certificate(run_dir / "certificate.json")
-    rows = read_rows(run_dir / "certificate.csv")
+    name = "certificate" if split == "test" else f"certificate-{split}"
+    certificate = _read_certificate(run_dir / f"{name}.json")
+    rows = read_rows(run_dir / f"{name}.csv")
+    train = run_dir / "certificate-train.csv"
     if not rows or len(rows) != certificate.images:
         raise BronetError(
-            f"{run_dir / 'certificate.csv'} must have one row for each of the {certificate.images} images of "
-            f"certificate.json and at least one, got {len(rows)}; certify again"
+            f"{run_dir / name}.csv must have one row for each of the {certificate.images} images of "
+            f"{name}.json and at least one, got {len(rows)}; certify again"
         )
     return Evidence(
         name=run_dir.resolve().name,
@@ -70,6 +84,8 @@ def read_evidence(run_dir: Path) -> Evidence:
         recipe=_read_text(run_dir / "recipe.yaml"),
         record=_read_object(run_dir / "record.json", optional=True),
         log=_read_log(run_dir / "log.jsonl"),
+        train_rows=tuple(read_rows(train)) if train.exists() else (),
+        attacks=tuple(_read_object(path) for path in sorted(run_dir.glob("attack-*.json"))),
     )
 
 
@@ -96,7 +112,17 @@ def _read_certificate(path: Path) -> Certificate:
         seconds=content.number("seconds"),
         command=content.text("command"),
         weights_sha256=content.text("weights_sha256"),
+        classes=content.texts("classes") if "classes" in content.content else (),
+        pixels=int(content.number("pixels")) if "pixels" in content.content else None,
+        soundness_cost=_soundness_cost(content),
     )
+
+
+def _soundness_cost(content: "_Fields") -> float | None:
+    """Return the median share of the naive radius that the proof cost; None where it was not recorded."""
+    cost = content.content.get("soundness_cost")
+    value = cost.get("relative_median") if isinstance(cost, dict) else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 class _Fields:

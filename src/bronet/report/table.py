@@ -15,11 +15,18 @@ from decimal import ROUND_CEILING, Context, Decimal
 from rich.table import Table
 from rich.text import Text
 
+from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
+from bronet.report.classes import per_class
 from bronet.report.evidence import Evidence, Json
 from bronet.report.statistics import Statistics, compute_statistics
 
 ABSENT = "–"
+DISTRIBUTION = ("median radius", "variance", "skewness")
+CSV_HEADER = (
+    *("run", "images", "clean_accuracy", "eps", "certified_accuracy"),
+    *("median_radius", "variance", "skewness", "lipschitz"),
+)
 BOUND_DIGITS = 7
 EXCESS_DIGITS = 2
 NEARLY_ONE = 1e-6
@@ -61,14 +68,13 @@ def csv_table(summaries: Sequence[Summary]) -> str:
     """Return the numbers of the table with all their digits, one line per run and radius."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "images", "clean_accuracy", "eps", "certified_accuracy", "median_radius", "lipschitz"])
+    writer.writerow(CSV_HEADER)
     for summary in summaries:
         statistics, certificate = summary.statistics, summary.evidence.certificate
         for entry in statistics.certified:
-            numbers = (statistics.clean_accuracy, entry.accuracy, statistics.radius.median, certificate.lipschitz)
-            clean, certified, median, lipschitz = (repr(number) for number in numbers)
-            name = summary.evidence.name
-            writer.writerow([name, statistics.images, clean, entry.text, certified, median, lipschitz])
+            after = (entry.accuracy, *statistics.radius, certificate.lipschitz)
+            clean, *numbers = (repr(number) for number in (statistics.clean_accuracy, *after))
+            writer.writerow([summary.evidence.name, statistics.images, clean, entry.text, *numbers])
     return text.getvalue()
 
 
@@ -84,8 +90,17 @@ def json_summary(summary: Summary) -> str:
         "clean_accuracy": statistics.clean_accuracy,
         "certified_accuracy": {entry.text: entry.accuracy for entry in statistics.certified},
         "radius": {name: _finite(value) for name, value in statistics.radius._asdict().items()},
+        "implied": _implied(summary),
+        "naive": _naive(summary),
+        "classes": {
+            name: {"images": own.images, "clean_accuracy": own.clean_accuracy}
+            | {"certified_accuracy": {entry.text: entry.accuracy for entry in own.certified}}
+            for name, own in per_class(summary.evidence)
+        },
+        "attacks": list(summary.evidence.attacks),
         "lipschitz": _finite(certificate.lipschitz),
         "rounding_worst": _finite(certificate.rounding_worst),
+        "soundness_cost": certificate.soundness_cost,
         "precision": certificate.precision,
         "certify_seconds": _finite(certificate.seconds),
         "certify_command": certificate.command,
@@ -93,6 +108,33 @@ def json_summary(summary: Summary) -> str:
         "record": summary.evidence.record,
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def paper_line(statistics: Statistics) -> str:
+    """Return the accuracies as the paper's tables list them: clean, then each radius, in percent."""
+    shares = [statistics.clean_accuracy, *(entry.accuracy for entry in statistics.certified)]
+    return " / ".join(f"{100 * share:.1f}" for share in shares)
+
+
+def _implied(summary: Summary) -> Json:
+    """Return the medians of the radii in other norms that the l2 radii imply; null without the number of pixels."""
+    median, pixels = summary.statistics.radius.median, summary.evidence.certificate.pixels
+    if pixels is None or not math.isfinite(median):
+        return {"median_l1": None, "median_linf": None}
+    return {
+        "median_l1": implied_radius(median, norm="l1", pixels=pixels),
+        "median_linf": implied_radius(median, norm="linf", pixels=pixels),
+    }
+
+
+def _naive(summary: Summary) -> Json:
+    """Return the certified accuracies of the literature's way, labelled."""
+    evidence = summary.evidence.naive()
+    statistics = compute_statistics(evidence.rows, evidence.certificate.eps)
+    return {
+        "label": "not a proof: float32 forward, power iteration, no rounding budget",
+        "certified_accuracy": {entry.text: entry.accuracy for entry in statistics.certified},
+    }
 
 
 def percent(share: float) -> str:
@@ -118,7 +160,8 @@ def bound_text(value: float) -> str:
 def _cells(summaries: Sequence[Summary]) -> list[list[str]]:
     """Return header and lines as texts; the radii of all runs share the columns, in increasing order."""
     radii = sorted({entry.text for summary in summaries for entry in summary.statistics.certified}, key=parse_budget)
-    table = [["run", "images", "clean", *(f"ε = {text}" for text in radii), "median radius", "Lipschitz bound"]]
+    certified_at = (f"ε = {text}" for text in radii)
+    table = [["run", "images", "clean", *certified_at, *DISTRIBUTION, "Lipschitz bound"]]
     for summary in summaries:
         statistics = summary.statistics
         certified = {entry.text: percent(entry.accuracy) for entry in statistics.certified}
@@ -128,7 +171,7 @@ def _cells(summaries: Sequence[Summary]) -> list[list[str]]:
                 str(statistics.images),
                 percent(statistics.clean_accuracy),
                 *(certified.get(text, ABSENT) for text in radii),
-                number_text(statistics.radius.median),
+                *(number_text(value) for value in statistics.radius),
                 bound_text(summary.evidence.certificate.lipschitz),
             ]
         )

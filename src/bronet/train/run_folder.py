@@ -5,7 +5,6 @@ never overwritten by accident, and a folder that holds anything else is never to
 """
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -19,10 +18,10 @@ import numpy as np
 import torch
 
 from bronet.__about__ import __version__
+from bronet.atomic import append_line, replace_text
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
-from bronet.train.atomic import replace_text
 
 GIT_SECONDS = 5
 ARTEFACTS = (
@@ -33,6 +32,10 @@ ARTEFACTS = (
     "record.json",
     "certificate.csv",
     "certificate.json",
+    "certificate-train.csv",
+    "certificate-train.json",
+    "targeted.csv",
+    "targeted-train.csv",
 )
 
 Json = dict[str, object]
@@ -83,13 +86,7 @@ class RunFolder:
 
     def append_log(self, entry: Json) -> None:
         """Add one line to the log and wait until it is on the disk."""
-        try:
-            with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise BronetError(f"could not write {self.log} ({error}); free some space and resume") from None
+        append_line(self.log, json.dumps(entry))
 
     def truncate_log(self, epochs: int) -> None:
         """Keep the lines of the first `epochs` epochs: a checkpoint may be older than the log."""
@@ -183,5 +180,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _remove_artefacts(run: RunFolder) -> None:
     for name in ARTEFACTS:
         (run.path / name).unlink(missing_ok=True)
+    for path in run.path.glob("attack-*-*-*.*"):
+        path.unlink()
     if run.report.is_dir():
         shutil.rmtree(run.report)

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bronet.atomic import replace_file
 from bronet.errors import BronetError
-from bronet.train.atomic import replace_file
 
 FORMAT_KEY = "bronet"
 
@@ -24,7 +24,14 @@ def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], metadata
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # One entry only: safetensors writes several in random order, and equal runs should give equal bytes.
     header = {FORMAT_KEY: json.dumps({"kind": kind, **metadata})}
-    replace_file(path, lambda temporary: save_file(plain, temporary, metadata=header))
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(plain, temporary, metadata=header)
+        except SafetensorError as error:  # safetensors reports the system's errors as its own
+            raise OSError(str(error)) from None
+
+    replace_file(path, write)
 
 
 def read_metadata(path: Path, kind: str, keys: Iterable[str]) -> dict[str, str]:

@@ -1,14 +1,13 @@
 """Files that are either the old one or the new one, whole, whatever happens in between.
 
 The new content goes to a temporary file in the same folder, is flushed to the disk, and then takes the name.
-A full disk, a crash or a lost power supply leaves the previous file as it was.
+A full disk, a crash or a lost power supply leaves the previous file as it was. Appended lines are the exception: the
+last one may be cut short.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-from safetensors import SafetensorError
 
 from bronet.errors import BronetError
 
@@ -16,11 +15,13 @@ from bronet.errors import BronetError
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then move it to `path`; on failure nothing is left behind.
 
-    Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to.
+    Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to; `write`
+    reports the system's errors as `OSError`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.touch()
             usual_mode = temporary.stat().st_mode
             write(temporary)
@@ -30,20 +31,35 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
         _flush(path.parent, os.O_RDONLY)
-    except (OSError, SafetensorError) as error:
-        # safetensors reports the system's errors as its own.
+    except OSError as error:
         raise BronetError(
             f"could not write {path} ({error}); what was there before is unchanged: free some space and try again"
         ) from None
 
 
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file atomically."""
+    replace_file(path, lambda temporary: _write(temporary, content))
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a whole UTF-8 text file atomically."""
-    replace_file(path, lambda temporary: _write_text(temporary, text))
+    replace_bytes(path, text.encode())
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a text file and wait until it is on the disk."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BronetError(f"could not write {path} ({error}); free some space and resume") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _flush(path: Path, flags: int) -> None:

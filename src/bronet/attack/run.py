@@ -1,0 +1,141 @@
+"""Attack a trained run: one row per image, and the consistency of attack and certificate enforced.
+
+An attack that is stopped goes on where it was. A certified image that is broken stops it for good: then a bound, a file
+of rows or this program is wrong, and no report may hide it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bronet.attack.auto import require_autoattack
+from bronet.attack.judge import CertificateBrokenError
+from bronet.attack.rows import AttackRow, Json, read_attack_rows, read_facts, write_attack_rows, write_facts
+from bronet.attack.target import AttackPlan, Target
+from bronet.certify.hashes import file_hash, images_hash
+from bronet.certify.network import prove
+from bronet.certify.rows import read_rows
+from bronet.certify.run import CertificateFiles, load_images, load_model
+from bronet.data import ImageSet
+from bronet.errors import BronetError
+from bronet.layers import frozen
+from bronet.radius import implied_radius
+from bronet.recipe.schema import parse_budget
+from bronet.train.run_folder import RunFolder, open_run
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """What attacking a run gave."""
+
+    rows: list[AttackRow]
+    facts: Json
+    path: Path
+
+
+def attack_run(
+    run_dir: Path | str,
+    plan: AttackPlan,
+    *,
+    limit: int | None = None,
+    overwrite: bool = False,
+    device: torch.device | str = "cpu",
+    data_dir: Path | str | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> AttackedRun:
+    """Attack the first images of a split and write a row for each; go on from the rows that are there.
+
+    Raises `CertificateBrokenError`, after writing the row, at the first image whose class changed inside its certified
+    radius: the recorded one where the run has a certificate of these images, else one proved now.
+    """
+    if plan.attack == "autoattack":
+        require_autoattack()
+    run = open_run(Path(run_dir))
+    recipe = run.recipe()
+    images = load_images(recipe, plan.split, limit, data_dir=data_dir).to(device)
+    model = load_model(run, recipe, device=device)
+    target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
+    path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
+    settings: Json = {**plan.__dict__, "weights_sha256": file_hash(run.weights)}
+    rows = [] if overwrite else _rows_so_far(path, facts_path, settings)
+
+    start = time.perf_counter()
+    with frozen(model):
+        warnings = target.warnings()
+        for line in warnings:
+            if warn is not None:
+                warn(line)
+        facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings}
+        write_facts(facts_path, facts)
+        _stop_if_refuted(rows, path)
+        done = {row.index for row in rows}
+        waiting = torch.tensor([i for i in range(len(images)) if i not in done], dtype=torch.int64)
+        for index in waiting.split(plan.batch_size):
+            rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
+            write_attack_rows(path, rows)
+            _stop_if_refuted(rows, path)
+            if progress is not None:
+                progress(len(rows))
+    seconds = time.perf_counter() - start
+    facts |= summary(rows, plan, pixels=images.images[0].numel()) | {"seconds": round(seconds, 3)}
+    write_facts(facts_path, facts)
+    return AttackedRun(rows, facts, path)
+
+
+def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> Json:
+    """Return clean, empirical and certified accuracy of the attacked images; raise if the last two contradict."""
+    eps, count = parse_budget(plan.eps), len(rows)
+    correct = [row for row in rows if row.prediction == row.label]
+    certified = sum(implied_radius(row.radius, norm=plan.norm, pixels=pixels) > eps for row in correct)
+    robust = sum(row.robust for row in rows)
+    if robust < certified:
+        raise CertificateBrokenError(
+            f"empirical accuracy must be at least the certified one at eps = {plan.eps}, got {robust} robust and "
+            f"{certified} certified of {count} images; a bound is false"
+        )
+    return {
+        "images": count,
+        "clean_accuracy": len(correct) / count,
+        "robust_accuracy": robust / count,
+        "certified_accuracy": certified / count,
+        "certified_broken": 0,
+    }
+
+
+def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
+    """Return the recorded radius of each image, if the run has a certificate of this split and these weights."""
+    files = CertificateFiles.of(run.path, plan.split)
+    facts = read_facts(files.facts)
+    if facts.get("split") != plan.split or facts.get("weights_sha256") != file_hash(run.weights):
+        return {}
+    if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
+        raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
+    return {row.index: row.radius for row in read_rows(files.rows)}
+
+
+def _rows_so_far(path: Path, facts_path: Path, settings: Json) -> list[AttackRow]:
+    """Return the rows to go on from; raise if they were made under another plan or with other weights."""
+    before = read_facts(facts_path)
+    for key, value in settings.items():
+        if before and before.get(key) != value:
+            raise BronetError(
+                f"{path} was made with {key} = {before.get(key)}, now it is {value}; --overwrite starts anew"
+            )
+    return read_attack_rows(path)
+
+
+def _stop_if_refuted(rows: list[AttackRow], path: Path) -> None:
+    """Raise at the first row that refutes a certificate, and name its image."""
+    for row in rows:
+        if row.refutes:
+            raise CertificateBrokenError(
+                f"image {row.index} is certified within {row.radius!r} but changes from class {row.prediction} to "
+                f"{row.found} at distance {row.l2!r}: a certificate is false; see {path}"
+            )

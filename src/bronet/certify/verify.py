@@ -1,0 +1,120 @@
+"""Check a certificate: that no byte of what it speaks of has changed, and that its claims come out again.
+
+Everything is recomputed from the weights and the images, in other batches than when it was made. A recorded radius is
+confirmed if the recomputed one is no smaller, up to the rounding of another machine.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bronet.certify.hashes import SEAL, Json, file_hash, images_hash, sealed
+from bronet.certify.network import prove
+from bronet.certify.rows import Row, read_rows
+from bronet.certify.run import CertificateFiles, load_images, load_model
+from bronet.errors import BronetError
+from bronet.train.run_folder import open_run
+
+BATCH_SIZE = 97
+"""Other than the default of `certify_run`, so that sums are taken in another order."""
+RELATIVE = 1e-9
+ABSOLUTE = 1e-12
+"""Other processors round the same program differently, by far less than this."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was confirmed."""
+
+    images: int
+    lipschitz: float
+    largest_difference: float
+
+
+def verify_run(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Path | str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verification:
+    """Confirm the certificate of a run folder (of its test split) or of one JSON file, or raise naming what differs."""
+    facts_file = _facts_file(Path(path))
+    facts, run = read_certificate(facts_file), open_run(facts_file.parent)
+    files = CertificateFiles.of(run.path, str(facts["split"]))
+    _same("name of the certificate", files.facts.name, facts_file.name)
+    _same(f"seal of {facts_file.name}", sealed(facts)[SEAL], facts.get(SEAL))
+    _same(files.rows.name, file_hash(files.rows), facts.get("rows_sha256"))
+    _same("model.safetensors", file_hash(run.weights), facts.get("weights_sha256"))
+    _same("recipe.yaml", file_hash(run.recipe_file), facts.get("recipe_sha256"))
+    if facts.get("targeted_sha256") is not None:
+        _same(files.targeted.name, file_hash(files.targeted), facts["targeted_sha256"])
+    recipe = run.recipe()
+    images = load_images(recipe, str(facts["split"]), int(str(facts["images"])), data_dir=data_dir).to(device)
+    _same(f"images of {recipe.data.name}", images_hash(images), facts.get("images_sha256"))
+
+    network = prove(load_model(run, recipe, device=device))
+    rows = read_rows(files.rows)
+    if [row.index for row in rows] != list(range(len(images))):
+        raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
+    _no_less("lipschitz", float(str(facts["lipschitz"])), network.lipschitz)
+    worst = 0.0
+    for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
+        proved = network.certify(images.pixels(index, dtype=torch.float64))
+        columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius)
+        for number, *values in zip(*(column.tolist() for column in columns), strict=True):
+            worst = max(worst, _confirm(rows[number], *values))
+        if progress is not None:
+            progress(int(index[-1]) + 1)
+    return Verification(len(images), network.lipschitz, worst)
+
+
+def _confirm(row: Row, label: int, prediction: int, margin: float, radius: float) -> float:
+    """Raise unless the row says what was recomputed; return how far its radius is off."""
+    where = f"image {row.index}"
+    _same(f"label of {where}", label, row.label)
+    _same(f"prediction of {where}", prediction, row.prediction)
+    if abs(margin - row.margin) > RELATIVE * abs(margin) + ABSOLUTE:
+        raise _differs(f"margin of {where}", margin, row.margin)
+    _no_less(f"radius of {where}", radius, row.radius)
+    return abs(radius - row.radius)
+
+
+def _no_less(what: str, claimed_at_most: float, value: float) -> None:
+    """Raise if `value` exceeds what it may be at most, up to the rounding of another machine."""
+    if not value <= claimed_at_most * (1 + RELATIVE) + ABSOLUTE:
+        raise _differs(what, claimed_at_most, value)
+
+
+def _same(what: str, found: object, recorded: object) -> None:
+    if found != recorded:
+        raise _differs(what, found, recorded)
+
+
+def _differs(what: str, found: object, recorded: object) -> BronetError:
+    return BronetError(
+        f"the certificate does not hold: {what} differs, found {found}, recorded {recorded}; certify again"
+    )
+
+
+def _facts_file(path: Path) -> Path:
+    """Return a certificate's own file; of a run folder, that of the test split."""
+    return path if path.suffix == ".json" else CertificateFiles.of(path, "test").facts
+
+
+def read_certificate(path: Path) -> Json:
+    """Return the facts of a run folder's certificate, or of the file itself; nothing is checked but their presence."""
+    path = _facts_file(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BronetError(f"cannot read {path}: {error}; run `bronet certify` first") from None
+    if not isinstance(content, dict):
+        raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}; certify again")
+    missing = [key for key in ("split", "images", "lipschitz", SEAL) if key not in content]
+    if missing:
+        raise BronetError(f"{path} must have {missing[0]}, which is missing; certify again")
+    return content

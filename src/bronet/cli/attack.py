@@ -1,0 +1,111 @@
+"""`bronet attack`: what an adversary finds, set against what is proved."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bronet.cli.exit_status import ExitStatus
+from bronet.cli.options import DataDirOption, Device, DeviceOption, RunArgument, Split, device_name, typed_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bronet.attack.run import AttackedRun
+
+
+class AttackKind(StrEnum):
+    """Which attack."""
+
+    AUTOATTACK = "autoattack"
+    PGD = "pgd"
+
+
+class NormKind(StrEnum):
+    """Which ball."""
+
+    L2 = "l2"
+    LINF = "linf"
+
+
+def attack(
+    run: RunArgument,
+    *,
+    norm: Annotated[NormKind, typer.Option("--norm", help="Which ball.")] = NormKind.L2,
+    eps: Annotated[str, typer.Option("--eps", metavar="RADIUS", help="Radius of the ball.")] = "36/255",
+    kind: Annotated[
+        AttackKind, typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent.")
+    ] = AttackKind.AUTOATTACK,
+    split: Annotated[Split, typer.Option("--split", help="Which images.")] = Split.TEST,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of pgd per restart.")] = 100,
+    restarts: Annotated[int, typer.Option("--restarts", min=1, help="Restarts of pgd.")] = 5,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images that are attacked at once.")] = 250,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random starts.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew instead of going on.")] = False,
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Try to break a network, and hold its certificate to what was found.
+
+    Example:  bronet attack runs/quickstart --norm l2 --eps 36/255 --attack pgd
+
+    Writes into the run folder: attack-....csv (one row per image, after every batch; a stopped attack goes on from it)
+    and attack-....json. Ends with status 3, and names the image, if a certified image is broken.
+    """
+    from bronet.attack.judge import CertificateBrokenError
+    from bronet.attack.run import attack_run
+    from bronet.attack.target import AttackPlan
+    from bronet.certify.run import load_images
+    from bronet.cli.console import counting, open_console, say
+    from bronet.train import open_run
+
+    console = open_console()
+    plan = AttackPlan(
+        attack=kind.value,
+        norm=norm.value,
+        eps=eps,
+        split=split.value,
+        steps=steps,
+        restarts=restarts,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    place = device_name(device)
+    total = len(load_images(open_run(run).recipe(), split.value, limit, data_dir=data_dir))
+    try:
+        with counting(console, total, "attacking") as show:
+            result = attack_run(
+                run,
+                plan,
+                limit=limit,
+                overwrite=overwrite,
+                device=place,
+                data_dir=data_dir,
+                command=typed_command(),
+                progress=show,
+                warn=lambda line: say(console, f"warning: {line}"),
+            )
+    except CertificateBrokenError as error:
+        typer.echo(f"broken: {error}", err=True)
+        raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
+    show_attack(console, result, plan.norm, plan.eps)
+
+
+def show_attack(console: "Console", result: "AttackedRun", norm: str, eps: str) -> None:
+    """Print the three accuracies between which the truth lies."""
+    from bronet.cli.console import facts_table, say
+    from bronet.report.table import percent
+
+    shares = {name: float(str(result.facts[f"{name}_accuracy"])) for name in ("clean", "robust", "certified")}
+    facts = [
+        ("images", f"{len(result.rows):,}"),
+        ("clean accuracy", percent(shares["clean"])),
+        (f"not broken, {norm} {eps}", percent(shares["robust"])),
+        (f"proved, {norm} {eps}", percent(shares["certified"])),
+        ("certified images broken", "0"),
+    ]
+    console.print(facts_table(facts))
+    say(console, f"rows:    {result.path}")

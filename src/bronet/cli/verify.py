@@ -1,0 +1,33 @@
+"""`bronet verify`: does a certificate still hold, byte for byte and number for number?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name
+
+
+def verify(
+    certificate: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A certified run, or its certificate.json.", show_default=False)
+    ],
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Recompute a certificate from weights and images, and refuse it if a byte or a number differs.
+
+    Example:  bronet verify runs/quickstart
+
+    Compares the hashes of weights, recipe, images and rows, then proves every radius again. Writes nothing.
+    """
+    from bronet.certify.hashes import Json
+    from bronet.certify.verify import read_certificate, verify_run
+    from bronet.cli.console import counting, open_console, say
+
+    console = open_console()
+    facts: Json = read_certificate(certificate)
+    with counting(console, int(str(facts["images"])), "verifying") as show:
+        result = verify_run(certificate, device=device_name(device), data_dir=data_dir, progress=show)
+    say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
+    say(console, f"largest difference of a radius: {result.largest_difference:.1e}")

@@ -1,0 +1,176 @@
+"""Attacks on runs: judged in float64, resumable, and fatal to a certificate that is false."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from bronet import BronetError, prove
+from bronet.attack.auto import autoattack
+from bronet.attack.judge import CertificateBrokenError
+from bronet.attack.rows import AttackRow, read_attack_rows
+from bronet.attack.run import attack_run, summary
+from bronet.attack.target import AttackPlan, Target
+from bronet.certify.hashes import file_hash
+from bronet.certify.rows import read_rows, write_rows
+from bronet.certify.run import certify_run, load_images, load_model
+from bronet.cli import app
+from bronet.cli.exit_status import ExitStatus
+from bronet.train import open_run
+from tiny_run import train_tiny_run
+
+IMAGES = 24
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PLAN = AttackPlan(attack="pgd", eps="1/4", steps=8, restarts=2, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = train_tiny_run(tmp_path_factory.mktemp("attack") / "run")
+    certify_run(folder, eps=("1/4",), limit=IMAGES)
+    return folder
+
+
+@pytest.fixture
+def copy(certified: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(certified, tmp_path / "run")
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_every_point_is_in_the_ball_and_accuracies_are_in_order(copy: Path, norm: str) -> None:
+    plan = AttackPlan(attack="pgd", norm="l2" if norm == "l2" else "linf", eps="8/255", steps=5, restarts=2)
+    result = attack_run(copy, plan, limit=IMAGES)
+    facts = json.loads(result.path.with_suffix(".json").read_text())
+    assert facts["certified_accuracy"] <= facts["robust_accuracy"] <= facts["clean_accuracy"]
+    for row in result.rows:
+        assert (row.l2 if norm == "l2" else row.linf) <= 8 / 255
+        assert not row.refutes
+    assert read_attack_rows(result.path) == result.rows
+
+
+def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certified: Path, tmp_path: Path) -> None:
+    whole = attack_run(shutil.copytree(certified, tmp_path / "whole"), PLAN, limit=IMAGES)
+
+    def stop(done: int) -> None:
+        if done == PLAN.batch_size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attack_run(copy, PLAN, limit=IMAGES, progress=stop)
+    assert len(read_attack_rows(copy / f"{PLAN.name}.csv")) == PLAN.batch_size
+    attacked: list[int] = []
+    assert attack_run(copy, PLAN, limit=IMAGES, progress=attacked.append).rows == whole.rows
+    assert attacked == [16, 24]
+
+
+def test_another_plan_does_not_go_on_from_these_rows(copy: Path) -> None:
+    attack_run(copy, PLAN, limit=8)
+    with pytest.raises(BronetError, match="was made with steps = 8, now it is 9; --overwrite starts anew"):
+        attack_run(copy, replace(PLAN, steps=9), limit=8)
+    assert len(attack_run(copy, replace(PLAN, steps=9), limit=8, overwrite=True).rows) == 8
+
+
+def _exaggerate(folder: Path, factor: float) -> None:
+    rows = read_rows(folder / "certificate.csv")
+    write_rows(folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
+
+
+def test_a_false_certificate_stops_the_attack_and_names_the_image(copy: Path) -> None:
+    _exaggerate(copy, 100.0)
+    words = [
+        "attack",
+        str(copy),
+        "--attack",
+        "pgd",
+        "--eps",
+        "3/2",
+        "--steps",
+        "10",
+        "--restarts",
+        "1",
+        "--limit",
+        "24",
+    ]
+    for _ in range(2):  # the second time the broken row is already there, and still counts
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == ExitStatus.BROKEN_CERTIFICATE
+        line = result.stderr.splitlines()[-1]
+        assert line.startswith("broken: image ")
+        assert "a certificate is false" in line
+    rows = read_attack_rows(copy / "attack-pgd-l2-3_2.csv")
+    named = int(line.split()[2])
+    assert next(row for row in rows if row.index == named).refutes
+
+
+def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None:
+    run = open_run(copy)
+    model = load_model(run, run.recipe()).requires_grad_(False)
+    images = load_images(run.recipe(), "test", IMAGES)
+    honest = prove(model)
+    name, layer = honest.layers[1]
+    false = replace(layer, lipschitz=layer.lipschitz / 20)
+    lying = replace(honest, layers=(honest.layers[0], (name, false), *honest.layers[2:]))
+    plan = replace(PLAN, eps="2", steps=20)
+    index = torch.arange(IMAGES)
+    assert any(row.refutes for row in Target(model, lying, images, {}).attack(plan, index))
+    assert not any(row.refutes for row in Target(model, honest, images, {}).attack(plan, index))
+
+
+def test_a_certificate_of_other_weights_is_not_held_against_these(copy: Path) -> None:
+    _exaggerate(copy, 100.0)
+    facts = json.loads((copy / "certificate.json").read_text())
+    assert facts["weights_sha256"] == file_hash(copy / "model.safetensors")
+    (copy / "certificate.json").write_text(json.dumps({**facts, "weights_sha256": "other"}))
+    assert len(attack_run(copy, replace(PLAN, eps="3/2"), limit=8).rows) == 8
+
+
+def test_empirical_below_certified_accuracy_is_refused() -> None:
+    row = AttackRow(index=0, label=1, prediction=1, found=2, robust=False, l2=0.3, linf=0.1, radius=0.26)
+    assert not row.refutes  # further away than the radius: some other budget
+    with pytest.raises(CertificateBrokenError, match="empirical accuracy must be at least the certified one"):
+        summary([row], PLAN, pixels=64)
+
+
+def test_autoattack_breaks_what_can_be_broken(copy: Path) -> None:
+    """With a ball this large the first of the four attacks breaks every image, and the others are skipped."""
+    pytest.importorskip("pyautoattack")
+    words = ["attack", str(copy), "--eps", "6", "--limit", "3"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "not broken, l2 6" in result.stdout
+    rows = read_attack_rows(copy / "attack-autoattack-l2-6.csv")
+    assert not any(row.robust for row in rows)
+    assert all(row.l2 <= 6 for row in rows)
+
+
+def test_autoattack_runs_with_three_classes() -> None:
+    pytest.importorskip("pyautoattack")
+    weight = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+
+    def model(images: Tensor) -> Tensor:
+        return images.flatten(1) @ weight.mT
+
+    images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    found = autoattack(model, images, model(images).argmax(dim=1), classes=3, norm="l2", eps=3.0, seed=0)
+    assert (model(found).argmax(dim=1) != model(images).argmax(dim=1)).all()
+
+
+def test_without_autoattack_the_message_says_how_to_get_it(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BronetError, match=r"pip install 'bronet\[attack\]', or choose --attack pgd"):
+        attack_run(copy, AttackPlan())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"eps": "0"}, "eps must be positive"), ({"batch_size": 0}, "batch_size must be at least 1")],
+)
+def test_bad_plans_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(BronetError, match=message):
+        AttackPlan(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""Each assumption of docs/soundness.md, tried out: arithmetic, stored numbers, what a certificate speaks of."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bronet import BronetError, prove
+from bronet.layers import Bias, Flatten, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
+from bronet.models import CertifiableModel
+from bronet.ortho.real_dft import Window, kernel_basis, real_dft
+from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma
+from bronet.proof.spectral import largest_eigenvalue, power_of_two_scale
+
+CPU = torch.device("cpu")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Chain(CertifiableModel):
+    """A head behind any layers that keep four numbers."""
+
+    def __init__(self, *layers: nn.Module, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__((1, 2, 2))
+        torch.manual_seed(0)
+        self.normalization: LipschitzLayer = Normalization((0.5,), dtype=dtype)
+        self.body = nn.Sequential(Flatten(), *layers)
+        self.head = LastLayerNormalized(4, 3, dtype=dtype)
+
+    def sections(self) -> list[nn.Module]:
+        return [self.normalization, self.body]
+
+
+def _images(count: int = 5) -> Tensor:
+    return torch.rand(count, 1, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+# Assumption 1: float64 products obey the standard model.
+
+
+@pytest.mark.parametrize("length", [1, 3, 64, 513])
+@pytest.mark.parametrize("columns", [1, 2, 33])
+def test_products_err_by_gamma_at_most_even_where_they_cancel(length: int, columns: int) -> None:
+    a, b = draw(4, length), draw(length, columns, seed=1)
+    b = b - (a[:1].mT @ (a[:1] @ b)) / a[0].square().sum()  # nearly orthogonal to the first row: the sum cancels
+    c = a @ b
+    for i in range(4):
+        for j in range(0, columns, 8):
+            terms = [Fraction(p) * Fraction(q) for p, q in zip(a[i].tolist(), b[:, j].tolist(), strict=True)]
+            allowed = Fraction(gamma(length)) * sum((abs(term) for term in terms), Fraction(0))
+            assert abs(Fraction(float(c[i, j])) - sum(terms, Fraction(0))) <= allowed
+
+
+def test_norms_are_right_to_a_few_ulps() -> None:
+    x = draw(300)
+    exact = sum((Fraction(value) ** 2 for value in x.tolist()), Fraction(0))
+    computed = Fraction(float(torch.linalg.vector_norm(x)))
+    slack = 1 + Fraction(gamma(302))
+    assert (computed / slack) ** 2 <= exact <= (computed * slack) ** 2
+
+
+# Assumption 2: stored cosines and sines are right to 32 units of roundoff.
+
+
+@pytest.mark.parametrize("grid", [(10, 10), (18, 7), (34, 34)])
+def test_the_stored_basis_is_right_to_the_stated_units(grid: tuple[int, int]) -> None:
+    taps = (3, 3)
+    basis = kernel_basis(grid, taps, dense=False, dtype=torch.float64, device=CPU)
+    half = basis.shape[0] // 2
+    worst = 0.0
+    with mpmath.workdps(40):
+        for row in range(0, half, 7):
+            v, u = divmod(row, grid[1])
+            for tap in range(taps[0] * taps[1]):
+                y, x = divmod(tap, taps[1])
+                angle = 2 * mpmath.pi * (mpmath.mpf(v * y) / grid[0] + mpmath.mpf(u * x) / grid[1])
+                cos, minus_sin = float(basis[row, tap]), float(basis[half + row, tap])
+                worst = max(worst, float(abs(cos - mpmath.cos(angle))), float(abs(minus_sin + mpmath.sin(angle))))
+    assert worst <= TRIGONOMETRIC_ULPS * UNIT_ROUNDOFF
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize(("size", "corner"), [((4, 6), (1, 1)), ((6, 8), (0, 0)), ((3, 5), (2, 3))])
+def test_a_cropped_basis_is_the_basis_of_its_window(
+    dense: bool, size: tuple[int, int], corner: tuple[int, int]
+) -> None:
+    grid = (6, 8)
+    window = Window(grid, size, corner)
+    whole = real_dft(Window(grid, grid), dense=dense, dtype=torch.float64, device=CPU)
+    direct = real_dft(window, dense=dense, dtype=torch.float64, device=CPU)
+    for cut, own in zip(whole.cropped(window).factors(), direct.factors(), strict=True):
+        torch.testing.assert_close(cut, own, rtol=0, atol=1e-15)
+
+
+# Assumption 3: the numbers of a proof are its own, and the chain is the network.
+
+
+def test_changes_to_a_float64_model_do_not_reach_its_proof() -> None:
+    model = Chain(Bias(4, dtype=torch.float64), MaxMin())
+    network = prove(model)
+    before = network.logits(_images())
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(7.0)
+    assert torch.equal(network.logits(_images()), before)
+
+
+def test_a_layer_used_twice_is_proved_twice() -> None:
+    shift = Bias(4, dtype=torch.float64)
+    nn.init.normal_(shift.bias)
+    model = Chain(shift, MaxMin(), shift).eval()
+    assert len(list(model.chain())) == 5
+    torch.testing.assert_close(prove(model).logits(_images()), model(_images()))
+
+
+def test_a_section_that_is_no_layer_is_refused() -> None:
+    with pytest.raises(BronetError, match="must be a Lipschitz layer or a Sequential of them, got Linear"):
+        prove(Chain(nn.Linear(4, 4)))
+
+
+def test_autocast_and_flushing_to_zero_do_not_change_a_certificate() -> None:
+    network = prove(Chain(Bias(4, dtype=torch.float64), MaxMin()))
+    plain = network.certify(_images())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(network.certify(_images()).radius, plain.radius)
+    try:
+        torch.set_flush_denormal(True)
+        assert torch.equal(network.certify(_images()).radius, plain.radius)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_radii_do_not_depend_on_the_company_an_image_keeps() -> None:
+    network = prove(Chain(MaxMin()))
+    together = network.certify(_images(64)).radius
+    alone = torch.cat([network.certify(image[None]).radius for image in _images(64)])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
+
+
+# Assumption 4: no overflow inside the ball.
+
+
+def test_a_constant_classifier_has_a_finite_radius() -> None:
+    """Far enough away its zero rows meet infinite activations: 0 times infinity is no logit."""
+    model = Chain()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    network = prove(model)
+    radius = float(network.certify(_images()).radius.min())
+    assert 1e6 < radius < math.inf
+    far = _images() + radius / 4
+    assert (network.logits(far).argmax(dim=1) == 0).all()
+
+
+def test_images_that_overflow_have_no_radius() -> None:
+    certificate = prove(Chain()).certify(_images() * 1e300)
+    assert certificate.radius.eq(0).all()
+
+
+def test_activations_whose_squares_vanish_still_have_a_rounding_budget() -> None:
+    model = Chain()
+    with torch.no_grad():
+        model.normalization.mean.zero_()
+    certificate = prove(model).certify(_images() * 1e-170)
+    assert (certificate.rounding > 1e-170 * 1e-17).all()
+
+
+# The proofs of eigenvalues.
+
+
+def test_a_matrix_without_positive_eigenvalues_ends_the_search() -> None:
+    assert 0 <= largest_eigenvalue(-torch.eye(3, dtype=torch.float64)) <= 1 + 1e-9
+
+
+def test_a_wrong_factorisation_cannot_make_a_wrong_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that returns nonsense and reports success only makes the bound loose."""
+    M = torch.diag(torch.tensor([4.0, 1.0, 0.5], dtype=torch.float64)) + 0.01
+
+    def lying(A: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.eye(3, dtype=torch.float64).expand_as(A), torch.zeros(A.shape[:-2], dtype=torch.int32)
+
+    def low(_: Tensor) -> float:
+        return 0.5
+
+    monkeypatch.setattr("torch.linalg.cholesky_ex", lying)
+    monkeypatch.setattr("bronet.proof.spectral._estimate", low)
+    assert largest_eigenvalue(M) >= float(torch.linalg.eigvalsh(M).max())
+
+
+@pytest.mark.parametrize("exponent", [-1074, -1022, -500, 0, 500, 1023])
+def test_the_scale_is_a_power_of_two_at_the_largest_entry(exponent: int) -> None:
+    A = torch.tensor([[math.ldexp(1.0, exponent), 0.0]], dtype=torch.float64)
+    assert float((A / power_of_two_scale(A)).max()) == 1
+    with pytest.raises(BronetError, match="weights must be finite"):
+        power_of_two_scale(A * math.inf)
