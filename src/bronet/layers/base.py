@@ -56,7 +56,7 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters."""
         if self._kept is None:
             return self._derive_at_full_precision(key)
-        state = tuple((p.data_ptr(), p._version, p.dtype) for p in self.parameters())
+        state = tuple((t.data_ptr(), t._version, t.dtype) for t in (*self.parameters(), *self.buffers()))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:
             with torch.no_grad():
