@@ -26,6 +26,8 @@ def bcop_kernel(
     if m < n:
         return bcop_kernel(core.mT, halves, steps=steps).transpose(0, 1)
     kernel = bjorck(core, steps=steps)[..., None, None]
+    if halves.shape[0] == 0:
+        return kernel
     R = bjorck(halves, steps=steps)
     projections = R @ R.mT
     for P, Q in zip(projections[0::2], projections[1::2], strict=True):
@@ -40,9 +42,7 @@ def projection_factor(P: Float[Tensor, "c c"], Q: Float[Tensor, "c c"]) -> Float
     return torch.stack(rows, dim=-2)
 
 
-def block_convolution(
-    X: Float[Tensor, "m n kx kx"], Y: Float[Tensor, "n p ky ky"]
-) -> Float[Tensor, "m p kz kz"]:
+def block_convolution(X: Float[Tensor, "m n kx kx"], Y: Float[Tensor, "n p ky ky"]) -> Float[Tensor, "m p kz kz"]:
     """Return the kernel of the composition of two convolutions."""
     # Tap by tap Z[t] = sum over s of X[s] Y[t - s]: a convolution whose batch is made of Y's columns.
     Z = torch.nn.functional.conv2d(Y.transpose(0, 1), X.flip(-2, -1), padding=X.shape[-1] - 1)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bronet.proof.rounding import gamma, up
 
-
 # Channels whose patches are held at a time: memory, not accuracy.
 _CHANNELS_AT_ONCE = 32
 

@@ -10,7 +10,9 @@ from typing import Literal
 from bronet.errors import BronetError
 
 DenseKind = Literal["bro", "cholesky"]
-BackboneKind = Literal["bro", "lipreg"]
+BackboneKind = Literal[
+    "bro", "soc", "lot", "cayley", "cholesky", "bcop", "eco", "aol", "cpl", "sll", "sandwich", "lipreg", "standard"
+]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
 
@@ -19,7 +21,8 @@ HeadKind = Literal["lln", "bro"]
 class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
-    `rank` is n/m of the backbone and of BRO dense layers, a fraction written as text ("1/4").
+    `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
+    fraction written as text ("1/4"); other layers have none. `keep_padding` belongs to a BRO backbone too.
     `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet).
     """
 
@@ -54,15 +57,17 @@ class BRONetArchitecture:
 class LipConvNetArchitecture:
     """LipConvNet-depth-width (App. B.2): five stages, each ending in a stride-2 layer that doubles the width.
 
-    `rank` is n/m where a layer keeps its channels; elsewhere n = min(c_in, c_out). `strided_last` places the
-    strided layer at the end of its stage, as the published code does; the text puts it first.
+    `backbone` names the convolution (docs/rivals.md). `rank` is n/m where a BRO layer keeps its channels; elsewhere
+    n = min(c_in, c_out). `strided_last` places the strided layer at the end of its stage, as the published code does;
+    the text puts it first. `kernel` is that of all layers but the last strided one, which has 1.
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
     depth: int = 10
     width: int = 32
     rank: str = "1/8"
-    backbone: Literal["bro"] = "bro"
+    backbone: BackboneKind = "bro"
+    kernel: int = 3
     activation: Literal["maxmin", "householder1", "householder2"] = "maxmin"
     head: HeadKind = "lln"
     strided_last: bool = True
@@ -70,6 +75,7 @@ class LipConvNetArchitecture:
     def __post_init__(self) -> None:
         _at_least("width", self.width, 2)
         _even("width", self.width)
+        _at_least("kernel", self.kernel, 1)
         if self.depth < 5 or self.depth % 5 != 0:
             raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
         parse_rank(self.rank)

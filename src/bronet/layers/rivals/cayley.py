@@ -6,6 +6,7 @@ a solve of the smaller size.
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from bronet.layers.rivals.fourier_conv import FourierConv2d
@@ -15,15 +16,27 @@ from bronet.ortho.cayley import cayley
 class CayleyConv2d(FourierConv2d):
     """x -> (I - A)(I + A)^-1 x with A = V - V*; arguments as in FourierConv2d.
 
-    The identity of a residual re-parameterisation cancels in V - V*, so this layer has none of its own: V = 0 is the
-    identity already.
+    There is no residual re-parameterisation: its identity would cancel in V - V*, and V = 0 is the identity already.
     """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        circular: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride=stride, circular=circular, device=device, dtype=dtype
+        )
 
     def reset_parameters(self) -> None:
         """Start like a plain convolution (uniform, variance 1 / (3 c_in k^2)), as the published layer does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.residual is not None:
-            self.residual.reset_parameters()
 
     def orthogonalize(self, V: Tensor) -> Tensor:
         return cayley(V)

@@ -74,13 +74,13 @@ class ECOConv2d(DerivedLayer[Tensor]):
         k = self.kernel_size
         basis = real_dft(Window((k, k), (k, k)), dense=True, dtype=W.dtype, device=x.device)
         assert isinstance(basis, DenseDFT)
-        return self._apply(x, self._cut(W), basis)
+        return self._on_lattices(x, self._cut(W), basis)
 
     def _cut(self, W: Tensor) -> Tensor:
         rows = rows_of_channels(W, self.out_channels)
         return rows_of_channels(rows.mT, self.in_channels).mT
 
-    def _apply(self, x: Tensor, W: Tensor, basis: DenseDFT) -> Tensor:
+    def _on_lattices(self, x: Tensor, W: Tensor, basis: DenseDFT) -> Tensor:
         """Return D' W D of every k x k lattice of pixels that lie h/k and w/k apart."""
         b, c, h, w = x.shape
         k = self.kernel_size
@@ -101,7 +101,7 @@ class ECOConv2d(DerivedLayer[Tensor]):
         norm = largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
         size = (shape[1] // stride, shape[2] // stride)
-        apply = lambda x: self._apply(self.unshuffle(x), W, basis)  # noqa: E731
+        apply = lambda x: self._on_lattices(self.unshuffle(x), W, basis)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:

@@ -59,7 +59,7 @@ class SpatialConv2d(DerivedLayer[Tensor]):
         stride, k = self.unshuffle.factor, self.kernel_size
         size = (shape[1] // stride, shape[2] // stride)
         with torch.no_grad():
-            kernel = self.derive(torch.float64)
+            kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
         norm = self.kernel_norm(kernel, size)
         products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
         apply = lambda x: patch_convolution(self.unshuffle(x), kernel, circular=self.circular)  # noqa: E731
