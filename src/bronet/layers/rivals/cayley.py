@@ -5,6 +5,7 @@ a solve of the smaller size.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ class CayleyConv2d(FourierConv2d):
 
     There is no residual re-parameterisation: its identity would cancel in V - V*, and V = 0 is the identity already.
     """
+
+    recordable: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ again, which makes the layer a contraction there.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +16,17 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, require_channels
 from bronet.layers.rivals.arguments import require_convolution
 from bronet.layers.shape import PixelUnshuffle
+from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import DenseDFT, Window, real_dft
 from bronet.ortho.real_form import Windows
 from bronet.ortho.spectrum import rows_of_channels
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.proof.fourier import FourierFrame
 from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.rounding import up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+# Angles beyond this are scaled back: the exponential would lose all its digits to squarings.
+_LARGEST_ANGLE = 256.0
 
 
 class ECOConv2d(DerivedLayer[Tensor]):
@@ -33,6 +37,8 @@ class ECOConv2d(DerivedLayer[Tensor]):
 
     Args: as in FourierConv2d; the kernel is dilated to reach over the whole image.
     """
+
+    recordable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -62,7 +68,9 @@ class ECOConv2d(DerivedLayer[Tensor]):
         assert isinstance(key, torch.dtype)
         k = self.kernel_size
         V = centred_spectrum(self.weight.to(key), (k, k), dense=True)
-        return real_blocks(torch.linalg.matrix_exp(V - V.mH))
+        skew = V - V.mH
+        size = torch.linalg.matrix_norm(skew, keepdim=True)
+        return real_blocks(torch.linalg.matrix_exp(skew * (_LARGEST_ANGLE / size.clamp_min(_LARGEST_ANGLE))))
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, "ECOConv2d")

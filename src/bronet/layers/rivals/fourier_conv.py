@@ -17,9 +17,9 @@ from bronet.layers.base import DerivedLayer, require_channels
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.shape import PixelUnshuffle
+from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.real_form import Windows
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.proof.fourier import FourierFrame
 from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.rounding import up

@@ -6,7 +6,7 @@ bias. Jacobian 2 A* D B with D diagonal in [0, 1]; with S = B* D B and A A* <= t
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.rivals.fourier_conv import GridKey, apply_spectrum
 from bronet.layers.shape import PixelUnshuffle
 from bronet.ortho.cayley import cayley
+from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import is_dense, real_dft
 from bronet.ortho.real_form import Windows
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.proof.fourier import FourierFrame
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
 from bronet.proof.rounding import UNDERFLOW, gamma, up
@@ -38,6 +38,8 @@ class SandwichConv2d(DerivedLayer[Halves]):
 
     Args: as in FourierConv2d.
     """
+
+    recordable: ClassVar[bool] = False
 
     def __init__(
         self,
