@@ -1,4 +1,4 @@
-"""Every rival layer: singular values and Jacobians against its proved bound, before and after training, hostile or not."""
+"""Every rival layer: singular values and Jacobians against its proved bound, hostile or trained, in every shape."""
 
 import pytest
 import torch

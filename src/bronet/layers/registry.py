@@ -39,6 +39,7 @@ class Request:
     stride: int
     circular: bool
     residual_depth: int | None
+    hidden_channels: int | None
     input_size: tuple[int, int] | None
     device: torch.device | str | None
     dtype: torch.dtype | None
@@ -51,11 +52,11 @@ class Kind:
     build: Callable[[Request], LipschitzLayer]
     rank: bool = False
     residual: bool = False
-    linear: bool = True
+    hidden: bool = False
 
 
 def _plain(
-    layer: type[SOCConv2d | CayleyConv2d | BCOPConv2d | AOLConv2d | SLLConv2d | SandwichConv2d | StandardConv2d],
+    layer: type[SOCConv2d | CayleyConv2d | BCOPConv2d | AOLConv2d | SandwichConv2d | StandardConv2d],
 ) -> Callable[[Request], LipschitzLayer]:
     return lambda r: layer(
         r.in_channels,
@@ -124,7 +125,21 @@ def _cpl(r: Request) -> LipschitzLayer:
         r.in_channels,
         r.out_channels,
         r.kernel_size,
+        hidden_channels=r.hidden_channels,
         input_size=size,
+        stride=r.stride,
+        circular=r.circular,
+        device=r.device,
+        dtype=r.dtype,
+    )
+
+
+def _sll(r: Request) -> LipschitzLayer:
+    return SLLConv2d(
+        r.in_channels,
+        r.out_channels,
+        r.kernel_size,
+        hidden_channels=r.hidden_channels,
         stride=r.stride,
         circular=r.circular,
         device=r.device,
@@ -141,9 +156,9 @@ CONVOLUTIONS: dict[str, Kind] = {
     "bcop": Kind(_plain(BCOPConv2d)),
     "eco": Kind(_eco),
     "aol": Kind(_plain(AOLConv2d)),
-    "cpl": Kind(_cpl, linear=False),
-    "sll": Kind(_plain(SLLConv2d), linear=False),
-    "sandwich": Kind(_plain(SandwichConv2d), linear=False),
+    "cpl": Kind(_cpl, hidden=True),
+    "sll": Kind(_sll, hidden=True),
+    "sandwich": Kind(_plain(SandwichConv2d)),
     "lipreg": Kind(_regularized, residual=True),
     "standard": Kind(_plain(StandardConv2d)),
 }
@@ -159,6 +174,7 @@ def convolution(
     stride: int = 1,
     circular: bool = False,
     residual_depth: int | None = None,
+    hidden_channels: int | None = None,
     input_size: tuple[int, int] | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -169,6 +185,7 @@ def convolution(
         rank: n of a BRO convolution; no other kind has one.
         circular: wrap around the image instead of padding with zeros.
         residual_depth: L of the parameter I + alpha / sqrt(L) V, for kinds with a residual.
+        hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
         input_size: the image's size before the stride; needed by "lipreg", used by "cpl" for its norm estimate.
     """
     if kind not in CONVOLUTIONS:
@@ -179,6 +196,8 @@ def convolution(
         raise BronetError(f"rank must be left out for a {kind} convolution, which has none, got {rank}")
     if residual_depth is not None and not known.residual:
         raise BronetError(f"residual_depth must be left out for a {kind} convolution, got {residual_depth}")
+    if hidden_channels is not None and not known.hidden:
+        raise BronetError(f"hidden_channels must be left out for a {kind} convolution, got {hidden_channels}")
     request = Request(
         in_channels=in_channels,
         out_channels=out_channels,
@@ -187,6 +206,7 @@ def convolution(
         stride=stride,
         circular=circular,
         residual_depth=residual_depth,
+        hidden_channels=hidden_channels,
         input_size=input_size,
         device=device,
         dtype=dtype,
