@@ -37,17 +37,18 @@ _PARAMETERS = ("kaiming", "trained")
 
 
 class Form(NamedTuple):
-    """A way of computing LOT's matrices, and the colour of its curve."""
+    """A way of computing LOT's matrices, and the look of its curve."""
 
     ridge: float
     dtype: torch.dtype
     color: str
+    line: str
 
 
 FORMS = {
-    "lot": Form(0.0, torch.float64, "#2458c7"),
-    "lot-float32": Form(0.0, torch.float32, "#7a3fb5"),
-    "lot-published": Form(LOT_RIDGE, torch.float64, "#c2410c"),
+    "lot": Form(0.0, torch.float64, "#2458c7", "-"),
+    "lot-float32": Form(0.0, torch.float32, "#7a3fb5", "--"),
+    "lot-published": Form(LOT_RIDGE, torch.float64, "#c2410c", "-."),
 }
 _BRO_COLOR = "#0f7b5f"
 
@@ -179,7 +180,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
         by_step = [[row.condition for row in of_form if row.step == step] for step in steps]
         worst = [max(values) for values in by_step]
         axes.fill_between(steps, [min(values) for values in by_step], worst, color=form.color, alpha=0.1, linewidth=0)
-        axes.plot(steps, worst, color=form.color, linewidth=1.6, label=f"{name}, worst frequency")
+        axes.plot(steps, worst, color=form.color, linestyle=form.line, label=f"{name}, worst frequency")
     bro = max(row.condition for row in rows if row.layer == "bro")
     axes.axhline(bro, color=_BRO_COLOR, linewidth=1.8, label="bro, worst frequency")
     axes.axvline(min(LOT_STEPS, steps[-1]), color="#667085", linewidth=0.8, linestyle=":")

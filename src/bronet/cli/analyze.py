@@ -18,6 +18,7 @@ def analyze() -> None:
 
 @app.command("lot-condition")
 def lot_condition(
+    *,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("analysis/lot-condition"),
     channels: Annotated[int, typer.Option("--channels", help="Channels of the layer.")] = 32,
     steps: Annotated[int, typer.Option("--steps", help="Newton steps.")] = 50,
