@@ -16,25 +16,25 @@ PNG = b"\x89PNG"
 
 
 def test_sweep_measures_every_shape_once_and_draws_it() -> None:
-    sweep = layers.Sweep(kinds=("bro", "standard"), sizes=(32,), widths=(2, 4), kernels=(3, 1), batch=2, repeats=1)
-    assert sweep.points() == [(32, 2, 3), (32, 4, 3), (32, 2, 1)]
+    sweep = layers.Sweep(kinds=("bro", "standard"), sizes=(32,), widths=(2, 4), kernels=(3,), batch=1, repeats=1)
+    assert sweep.points() == [(32, 2, 3), (32, 4, 3)]
     rows = list(layers.measure(sweep, device="cpu"))
-    assert len(rows) == 6
+    assert len(rows) == 4
     for row in rows:
         assert row.train_seconds is not None
         assert row.train_seconds > 0
         assert row.inference_seconds is not None
         assert row.memory_bytes is not None
         assert row.memory_kind == "saved for backward"
-    by_width = {row.width: row.memory_bytes for row in rows if row.layer == "standard" and row.kernel == 3}
+    by_width = {row.width: row.memory_bytes for row in rows if row.layer == "standard"}
     assert by_width[4] > by_width[2]
     read = list(csv.DictReader(io.StringIO(layers.csv_text(rows))))
-    assert [line["layer"] for line in read] == ["bro", "standard"] * 3
+    assert [line["layer"] for line in read] == ["bro", "standard"] * 2
     assert json.loads(layers.json_text(rows, facts={"command": "x"}))["rows"][0]["width"] == 2
     for draw in (layer_figures.figure_2, layer_figures.figure_5, layer_figures.figure_6):
         assert figure_bytes(draw(rows), "png").startswith(PNG)
     growth = layer_figures.growth(rows)
-    assert [line[:2] for line in growth[:2]] == [["bro", "width 2 -> 4"], ["bro", "kernel 3 -> 1"]]
+    assert [line[:2] for line in growth] == [["bro", "width 2 -> 4"], ["standard", "width 2 -> 4"]]
 
 
 def test_table_8_grows_as_its_formulas_say() -> None:
@@ -47,6 +47,11 @@ def test_table_8_grows_as_its_formulas_say() -> None:
         assert larger.input_macs == 4 * before.input_macs
         assert 4 * before.macs <= wider.macs <= 8 * before.macs
     assert layer_cost("aol", small, kappa=0.25) is None
+
+
+def test_sweep_varies_one_factor_at_a_time_and_crosses_sizes_with_widths() -> None:
+    points = layers.Sweep(sizes=(32, 64), widths=(4, 8), kernels=(3, 5)).points()
+    assert points == [(32, 4, 3), (32, 8, 3), (64, 4, 3), (64, 8, 3), (32, 4, 5)]
 
 
 def test_theory_counts_the_layers_of_a_lipconvnet() -> None:
@@ -88,7 +93,7 @@ def test_equal_budget_recipes_differ_in_the_layer_only() -> None:
         (lambda: layers.Sweep(kinds=("sox",)), "layers must be among bro, soc, .* got 'sox'"),
         (lambda: layers.Sweep(sizes=()), "sizes must hold at least one value"),
         (lambda: equal_budget.Comparison(dataset="imagenet"), "dataset must be one of cifar10, cifar100, digits"),
-        (lambda: Budget(), "budget must be positive seconds or steps"),
+        (Budget, "budget must be positive seconds or steps"),
         (lambda: Budget(seconds=1.0, steps=2), "budget must be positive seconds or steps"),
     ],
 )
