@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bronet.cli.bench_rivals import equal_budget, layers
 from bronet.cli.options import Device, DeviceOption, device_name
 
 app = typer.Typer(no_args_is_help=True)
@@ -135,3 +136,7 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
 
         write_timings(out, [row for _, _, row in points])
         draw_scaling(points, base, place, out.with_suffix(".png"))
+
+
+for command in (layers, equal_budget):
+    app.command()(command)

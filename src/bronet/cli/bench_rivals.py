@@ -10,22 +10,11 @@ from bronet.cli.options import DataDirOption, Device, DeviceOption
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-app = typer.Typer(no_args_is_help=True)
-
 LayersOption = Annotated[
     list[str] | None, typer.Option("--layer", help="A layer to measure; may be repeated. Default: all.")
 ]
 
 
-@app.callback()
-def bench() -> None:
-    """Measure speed, memory and accuracy of the layers.
-
-    Example:  bronet bench layers
-    """
-
-
-@app.command()
 def layers(
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("bench/layers"),
@@ -86,7 +75,6 @@ def layers(
         say(console, f"wrote    {path}")
 
 
-@app.command()
 def equal_budget(
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("bench/equal-budget"),

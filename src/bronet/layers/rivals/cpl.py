@@ -70,7 +70,7 @@ class CPLConv2d(PotentialConv2d):
     @torch.no_grad()
     def update_estimate(self, steps: int) -> None:
         """Take power-iteration steps on W'W, warm-started from the stored vector."""
-        W = unit_scaled(self.parameters_to(self.weight))
+        W = unit_scaled(self.weight.to(torch.promote_types(torch.float32, self.weight.dtype)))
         adjoint, v = W.transpose(0, 1).flip(-2, -1), self.power_vector.to(W.dtype)
         for _ in range(steps):
             moved = convolve_kept_size(convolve_kept_size(v, W, circular=True), adjoint, circular=True)

@@ -75,8 +75,7 @@ class ECOConv2d(DerivedLayer[Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, "ECOConv2d")
         x = self.unshuffle(x)
-        precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
-        W = self.derived(precision)
+        W = self.derived(self.precision_for(x))
         if not torch.is_autocast_enabled(x.device.type):
             W = W.to(x.dtype)
         k = self.kernel_size

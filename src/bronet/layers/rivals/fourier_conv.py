@@ -99,7 +99,7 @@ class FourierConv2d(DerivedLayer[Tensor]):
         x = self.unshuffle(x)
         windows = self._windows((x.shape[-2], x.shape[-1]))
         dense = is_dense(windows.source.grid, x.device)
-        precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
+        precision = self.precision_for(x)
         W = self.derived(GridKey(windows.source.grid, dense, precision))
         if not torch.is_autocast_enabled(x.device.type):
             W = W.to(x.dtype)

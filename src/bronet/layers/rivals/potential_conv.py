@@ -79,7 +79,7 @@ class PotentialConv2d(DerivedLayer[Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, type(self).__name__)
         x = embed_channels(self.unshuffle(x), self.channels, dim=1)
-        U = self.derived(torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype)
+        U = self.derived(self.precision_for(x))
         if not torch.is_autocast_enabled(x.device.type):
             U = U.to(x.dtype)
         hidden = F.relu(convolve_kept_size(x, U, circular=self.circular) + self.bias.to(x.dtype)[:, None, None])

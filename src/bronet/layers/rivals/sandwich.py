@@ -83,7 +83,7 @@ class SandwichConv2d(DerivedLayer[Halves]):
         x = self.unshuffle(x)
         window = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=False).source
         dense = is_dense(window.grid, x.device)
-        precision = torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype
+        precision = self.precision_for(x)
         into, out = self.derived(GridKey(window.grid, dense, precision))
         if not torch.is_autocast_enabled(x.device.type):
             into, out = into.to(x.dtype), out.to(x.dtype)

@@ -78,7 +78,7 @@ class SOCConv2d(DerivedLayer[Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, "SOCConv2d")
         x = self.unshuffle(x)
-        kernel = self.derived(torch.float64 if x.dtype == torch.float64 else self.parameters_to(self.weight).dtype)
+        kernel = self.derived(self.precision_for(x))
         if not torch.is_autocast_enabled(x.device.type):
             kernel = kernel.to(x.dtype)
         terms = self.training_terms if self.training else self.evaluation_terms

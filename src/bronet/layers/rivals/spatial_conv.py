@@ -49,8 +49,7 @@ class SpatialConv2d(DerivedLayer[Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.image_channels, type(self).__name__)
         x = self.unshuffle(x)
-        parameter = next(self.parameters())
-        kernel = self.derived(torch.float64 if x.dtype == torch.float64 else self.parameters_to(parameter).dtype)
+        kernel = self.derived(self.precision_for(x))
         if not torch.is_autocast_enabled(x.device.type):
             kernel = kernel.to(x.dtype)
         return convolve_kept_size(x, kernel, circular=self.circular)
