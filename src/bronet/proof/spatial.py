@@ -3,6 +3,7 @@
 A library's convolution may use transforms that do not obey that model, so a proof does not go through one.
 """
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -34,7 +35,7 @@ def pad_edges(x: Float[Tensor, "b c h w"], width: int, *, circular: bool) -> Flo
 
 
 def _wrapped(x: Tensor, size: int, width: int) -> Tensor:
-    return (x.new_tensor(range(-width, size + width)) % size).long()
+    return torch.arange(-width, size + width, device=x.device) % size
 
 
 def kept_size_norm(kernel: Float[Tensor, "c_out c_in k k"], size: tuple[int, int], *, circular: bool) -> float:

@@ -117,11 +117,11 @@ class FourierConv2d(DerivedLayer[Tensor]):
         with torch.no_grad():
             V = self.spectrum(windows.source.grid, dense=frame.dense, dtype=torch.float64)
             W = real_blocks(self.orthogonalize(V))
-        norm = largest_singular_value(W)
+        remark, norm = self.remark(W), largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
         apply = lambda x: apply_spectrum(self.unshuffle(x), W, frame.source)  # noqa: E731
         proved = linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
-        return replace(proved, remark=self.remark(W))
+        return replace(proved, remark=remark)
 
     def remark(self, W: Tensor) -> str:
         """Return what a reader of a certificate should know of the matrices W; nothing by default."""

@@ -38,7 +38,10 @@ class Convergence:
 
 
 class LOTConv2d(FourierConv2d):
-    """x -> (V V*)^-1/2 V x; a contraction after any number of steps, an orthogonal map in the limit.
+    """x -> (V V*)^-1/2 V x; a contraction after a few steps, an orthogonal map in the limit.
+
+    Not guaranteed: that the limit is reached. On a nearly singular V more than about 50 steps diverge, which a proof
+    refuses.
 
     Args: see FourierConv2d; `steps` of Newton's iteration, 10 in the published layer.
     """
@@ -89,6 +92,12 @@ class LOTConv2d(FourierConv2d):
         return Convergence(self.steps, float(squares.min().clamp_min(0).sqrt()), float(squares.max().sqrt()))
 
     def remark(self, W: Tensor) -> str:
+        if not bool(torch.isfinite(W).all()):
+            # Rounding makes a vanishing eigenvalue of V V* negative, and steps beyond about 50 blow it up.
+            raise BronetError(
+                f"LOT's Newton iteration must stay finite, but diverged within {self.steps} steps on a nearly singular "
+                "parameter; use fewer steps"
+            )
         state = self._convergence(W)
         if state.converged:
             return ""
