@@ -217,6 +217,7 @@ def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
             "kind": type(layers[name]).__name__,
             "lipschitz": proved.lipschitz,
             "rounding_gain": proved.gain,
+            **({"remark": proved.remark} if proved.remark else {}),
         }
         for name, proved in network.layers
     ]

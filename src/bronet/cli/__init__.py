@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bronet.__about__ import __version__
+from bronet.cli.analyze import app as analyze
 from bronet.cli.attack import attack
 from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
@@ -56,6 +57,7 @@ for command in (quickstart, train, certify, report, verify, attack):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(bench, name="bench")
+app.add_typer(analyze, name="analyze")
 app.command()(info)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bronet.cli.bench_rivals import equal_budget, layers
 from bronet.cli.options import Device, DeviceOption, device_name
 
 app = typer.Typer(no_args_is_help=True)
@@ -170,3 +171,7 @@ def certify(
     open_console().print(facts_table(facts))
     if out is not None:
         write_timings(out, [result.row])
+
+
+for command in (layers, equal_budget):
+    app.command()(command)

@@ -81,6 +81,7 @@ def _contents(run: "RunFolder") -> Facts:
     rows = run.path / "certificate.csv"
     page = run.report / "report.html"
     facts += [("certificate", _certificate(run) if rows.exists() else f"none yet; bronet certify {run.path}")]
+    facts += _remarks(run) if rows.exists() else []
     facts += [("report", str(page) if page.exists() else f"none yet; bronet report {run.path}")]
     if run.record.exists():
         record = json.loads(run.record.read_text(encoding="utf-8"))
@@ -93,3 +94,11 @@ def _certificate(run: "RunFolder") -> str:
 
     certificate = read_evidence(run.path).certificate
     return f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}"
+
+
+def _remarks(run: "RunFolder") -> Facts:
+    """Return what the layers said of themselves when they were proved, such as an iteration that did not converge."""
+    from bronet.report.evidence import read_evidence
+
+    layers = read_evidence(run.path).certificate.layers
+    return [("remark", f"{layer.name}: {layer.remark}") for layer in layers if layer.remark]

@@ -6,11 +6,13 @@ from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.registry import CONVOLUTIONS, convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
 
 __all__ = [
+    "CONVOLUTIONS",
     "BROConv2d",
     "BROLinear",
     "Bias",
@@ -28,5 +30,6 @@ __all__ = [
     "Normalization",
     "OrthogonalHead",
     "PixelUnshuffle",
+    "convolution",
     "frozen",
 ]

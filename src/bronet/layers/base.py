@@ -8,7 +8,7 @@ parameters do not change.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,13 @@ T = TypeVar("T")
 
 
 class LipschitzLayer(nn.Module, ABC):
-    """A layer with a proved Lipschitz constant."""
+    """A layer with a proved Lipschitz constant.
+
+    `recordable` says whether a training step with it can be recorded as a CUDA graph: layers whose factorisations wait
+    for the host cannot.
+    """
+
+    recordable: ClassVar[bool] = True
 
     @abstractmethod
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
@@ -56,7 +62,7 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters."""
         if self._kept is None:
             return self._derive_at_full_precision(key)
-        state = tuple((p.data_ptr(), p._version, p.dtype) for p in self.parameters())
+        state = tuple((t.data_ptr(), t._version, t.dtype) for t in (*self.parameters(), *self.buffers()))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:
             with torch.no_grad():

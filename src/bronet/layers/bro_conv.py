@@ -17,7 +17,6 @@ from bronet.layers.base import require_channels
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
-from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.real_form import (
     Geometry,
     Windows,
@@ -32,10 +31,11 @@ from bronet.ortho.real_form import (
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
+from bronet.proof.fourier import FourierFrame
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
 from bronet.proof.reflector import a_priori_reflector_norm, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.spectral import absolute_norm
 
 
 @dataclass(frozen=True)
@@ -145,23 +145,18 @@ class BROConv2d(ReflectorLayer[Tensor]):
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)
-        grid, device = windows.source.grid, self.weight.device
-        dense = is_dense(grid, device)
+        frame = FourierFrame.of(windows, self.weight.device)
+        grid, dense = windows.source.grid, frame.dense
         geometry = Geometry(windows, self.out_channels, self.ridge, dense)
         V = unit_scaled(self.V(torch.float64).detach())
         A = spectrum_blocks(V, grid, dense=dense)
         # The direct Gram matrix: its error is relative to this frequency's A, however small that is.
         Q = orthonormal_factor(A, A.mT @ A, ridge=self.ridge)
-        # Both windows are cut from one stored D, so that the layer is a compression of a symmetric operator, exactly.
-        whole = real_dft(Window(grid, grid), dense=dense, dtype=torch.float64, device=device)
-        source, target = whole.cropped(windows.source), whole.cropped(windows.target)
         Q_norm = up(math.sqrt(factor_norm(Q)))
-        basis_norms = [largest_singular_value(factor) for factor in whole.factors()]
-        basis_norm = up(math.prod(basis_norms))
         Q_in, Q_out = rows_of_channels(Q, self.in_channels), rows_of_channels(Q, self.out_channels)
         reflect = Product(Q_norm, absolute_norm(Q), Q.shape[-2])
         back = Product(Q_norm, reflect.absolute_norm, Q.shape[-1])
-        products = [*_analysis(source, basis_norms), reflect, back, *_synthesis(target, basis_norms)]
+        products = [*frame.analysis(), reflect, back, *frame.synthesis()]
         # x - 2 v: the products' error twice, then one rounding of numbers no larger than |x| + 2 |v|.
         error = 2 * gain_of_products(products)
         gain = up(error + gamma(1) * (1 + 2 * norm_of_products(products) + error))
@@ -169,10 +164,10 @@ class BROConv2d(ReflectorLayer[Tensor]):
         def apply(x: Tensor) -> Tensor:
             x = self.unshuffle(x)
             pixels = pixels_of(x)
-            v = target.synthesis(Q_out @ (Q_in.mT @ source.analysis(pixels)))
+            v = frame.target.synthesis(Q_out @ (Q_in.mT @ frame.source.analysis(pixels)))
             return images_of(embed_image(pixels, geometry) - 2 * v, geometry)
 
-        bound = reflector_norm(up(Q_norm**2 * basis_norm**2))
+        bound = reflector_norm(up(Q_norm**2 * frame.norm**2))
         return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, UNDERFLOW)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
@@ -190,18 +185,3 @@ class BROConv2d(ReflectorLayer[Tensor]):
 
 def _default_rank(c_in: int, c_out: int) -> int:
     return max(1, c_in // 2) if c_in == c_out else min(c_in, c_out)
-
-
-def _analysis(dft: RealDFT, norms: list[float]) -> list[Product]:
-    """Return the products of D x: each factor sums over its columns."""
-    return [
-        Product(norm, absolute_norm(factor), factor.shape[1]) for factor, norm in zip(dft.factors(), norms, strict=True)
-    ]
-
-
-def _synthesis(dft: RealDFT, norms: list[float]) -> list[Product]:
-    """Return the products of D'u: each factor sums over its rows, the last factor first."""
-    return [
-        Product(norm, absolute_norm(factor), factor.shape[0])
-        for factor, norm in reversed(list(zip(dft.factors(), norms, strict=True)))
-    ]

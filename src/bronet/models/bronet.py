@@ -1,4 +1,4 @@
-"""BRONet (App. B.2, Figure 9), and LiResNet as the same network with a Lipschitz-regularised backbone.
+"""BRONet (App. B.2, Figure 9), LiResNet (a Lipschitz-regularised backbone), and the backbones of Table 3.
 
 Stem, backbone of constant width, neck, dense layers, normalised head; MaxMin between them. Centring and the bias of
 each layer follow the published networks, not the text (docs/deviations.md).
@@ -11,6 +11,7 @@ from torch import nn
 
 from bronet.errors import BronetError
 from bronet.layers import (
+    CONVOLUTIONS,
     Bias,
     Block,
     BROConv2d,
@@ -25,6 +26,7 @@ from bronet.layers import (
     MaxMin,
     Normalization,
     PixelUnshuffle,
+    convolution,
 )
 from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -100,9 +102,24 @@ class BRONet(CertifiableModel):
 
     def _backbone_block(self, size: tuple[int, int]) -> Block:
         a = self.architecture
-        if a.backbone == "lipreg":
-            return self._regularized(size, a.depth)
-        conv = BROConv2d(
+        if a.backbone == "bro":
+            return self._centred(self._reflector())
+        residual_depth = a.depth if CONVOLUTIONS[a.backbone].residual else None
+        conv = convolution(
+            a.backbone,
+            a.width,
+            a.width,
+            _KERNEL,
+            residual_depth=residual_depth,
+            input_size=size,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        return self._centred(conv)
+
+    def _reflector(self) -> BROConv2d:
+        a = self.architecture
+        return BROConv2d(
             a.width,
             a.width,
             _KERNEL,
@@ -112,7 +129,6 @@ class BRONet(CertifiableModel):
             device=self._device,
             dtype=self._dtype,
         )
-        return self._centred(conv)
 
     def _centred(self, conv: LipschitzLayer) -> Block:
         width = self.architecture.width

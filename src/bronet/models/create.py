@@ -9,7 +9,8 @@ from bronet.errors import BronetError
 from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
 from bronet.models.model import CertifiableModel
-from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture
+from bronet.models.stack import Stack
+from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
 
 
@@ -44,10 +45,21 @@ def build_model(
 
     On the meta device nothing is allocated or drawn.
     """
-    family = BRONet if isinstance(architecture, BRONetArchitecture) else LipConvNet
     if torch.device(device or "cpu").type == "meta":
-        return family(architecture, spec, device=device, dtype=dtype)  # type: ignore[arg-type]
+        return _of_its_family(architecture, spec, device=device, dtype=dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = family(architecture, spec, dtype=dtype)  # type: ignore[arg-type]
+        model = _of_its_family(architecture, spec, device=None, dtype=dtype)
     return model.to(device) if device is not None else model
+
+
+def _of_its_family(
+    architecture: Architecture, spec: DatasetSpec, *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> CertifiableModel:
+    match architecture:
+        case BRONetArchitecture():
+            return BRONet(architecture, spec, device=device, dtype=dtype)
+        case LipConvNetArchitecture():
+            return LipConvNet(architecture, spec, device=device, dtype=dtype)
+        case _:
+            return Stack(architecture, spec, device=device, dtype=dtype)

@@ -1,7 +1,7 @@
-"""LipConvNet-depth-width (App. B.2, Figure 8) of BRO convolutions.
+"""LipConvNet-depth-width (App. B.2, Figure 8) of BRO convolutions, or of any other kind (docs/rivals.md).
 
 Five stages; each has depth/5 - 1 layers that keep the shape, and one stride-2 layer that doubles the width: a pixel
-unshuffle, then a semi-orthogonal convolution. The kernel is 3, but 1 in the last strided layer.
+unshuffle, then a semi-orthogonal convolution. The kernel is 1 in the last strided layer.
 """
 
 import torch
@@ -22,6 +22,7 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
+    convolution,
 )
 from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -29,7 +30,6 @@ from bronet.recipe.architecture import LipConvNetArchitecture, parse_rank
 from bronet.recipe.dataset import DatasetSpec
 
 _STAGES = 5
-_KERNEL = 3
 _RGB_MEAN = (0.4914, 0.4822, 0.4465)
 _GREY_MEAN = 0.5
 _COMMON_STD = 0.2507
@@ -59,7 +59,8 @@ class LipConvNet(CertifiableModel):
 
         stages, channels, width = [], spec.channels, architecture.width
         for stage in range(_STAGES):
-            layers = self._stage(channels, width, last=stage == _STAGES - 1)
+            size = (spec.height >> stage, spec.width >> stage)
+            layers = self._stage(channels, width, size, last=stage == _STAGES - 1)
             stages.append(nn.Sequential(*layers))
             channels = width = 2 * width
         self.stages = nn.Sequential(*stages)
@@ -72,26 +73,44 @@ class LipConvNet(CertifiableModel):
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stages, self.flatten]
 
-    def _stage(self, channels: int, width: int, *, last: bool) -> list[nn.Sequential]:
-        """Return the blocks of a stage that takes `channels` to 2 `width`."""
+    def _stage(self, channels: int, width: int, size: tuple[int, int], *, last: bool) -> list[nn.Sequential]:
+        """Return the blocks of a stage that takes images of this size and `channels` to half the size and 2 `width`."""
         kept = self.architecture.depth // _STAGES - 1
-        strided_kernel = 1 if last else _KERNEL
+        kernel = self.architecture.kernel
+        strided_kernel = 1 if last else kernel
         if self.architecture.strided_last:
-            blocks = [self._block(channels if i == 0 else width, width) for i in range(kept)]
+            blocks = [self._block(channels if i == 0 else width, width, size, kernel=kernel) for i in range(kept)]
             source = width if kept else channels
-            return [*blocks, self._block(source, 2 * width, stride=2, kernel=strided_kernel)]
-        strided = self._block(channels, 2 * width, stride=2, kernel=strided_kernel)
-        return [strided, *(self._block(2 * width, 2 * width) for _ in range(kept))]
+            return [*blocks, self._block(source, 2 * width, size, stride=2, kernel=strided_kernel)]
+        strided = self._block(channels, 2 * width, size, stride=2, kernel=strided_kernel)
+        halved = (size[0] // 2, size[1] // 2)
+        return [strided, *(self._block(2 * width, 2 * width, halved, kernel=kernel) for _ in range(kept))]
 
-    def _block(self, c_in: int, c_out: int, *, stride: int = 1, kernel: int = _KERNEL) -> nn.Sequential:
+    def _block(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int = 1) -> nn.Sequential:
         bias, activation = Bias(c_out, device=self._device, dtype=self._dtype), self._activation(c_out)
-        if kernel == 1:  # the same matrix at every frequency: a dense layer on the channels, without a transform
+        if kernel == 1 and stride > 1 and self.architecture.backbone == "bro":
+            # The same matrix at every frequency: a dense layer on the channels, without a transform.
             return nn.Sequential(
                 PixelUnshuffle(stride), Block(self._pointwise(c_in * stride**2, c_out), bias, activation)
             )
+        return Block(self._convolution(c_in, c_out, size, kernel=kernel, stride=stride), bias, activation)
+
+    def _convolution(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int) -> LipschitzLayer:
+        a = self.architecture
+        if a.backbone != "bro":
+            return convolution(
+                a.backbone,
+                c_in,
+                c_out,
+                kernel,
+                stride=stride,
+                input_size=size,
+                device=self._device,
+                dtype=self._dtype,
+            )
         keeps = stride == 1 and c_in == c_out
-        rank = max(1, round(c_in * parse_rank(self.architecture.rank))) if keeps else min(c_in * stride**2, c_out)
-        conv = BROConv2d(
+        rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else min(c_in * stride**2, c_out)
+        return BROConv2d(
             c_in,
             c_out,
             kernel,
@@ -101,7 +120,6 @@ class LipConvNet(CertifiableModel):
             device=self._device,
             dtype=self._dtype,
         )
-        return Block(conv, bias, activation)
 
     def _pointwise(self, c_in: int, c_out: int) -> BROLinear:
         linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)

@@ -5,7 +5,7 @@ depends on it being small. Without it a rank-deficient V has no reflector at all
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
@@ -35,10 +35,11 @@ def _at_least_ulps(relative: float, dtype: torch.dtype) -> float:
     return max(relative, _LEAST_RIDGE_ULPS * torch.finfo(dtype).eps)
 
 
-def with_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> Float[Tensor, "*batch n n"]:
-    """Return S + e I."""
+def with_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> Inexact[Tensor, "*batch n n"]:
+    """Return S + e I, S real symmetric or complex Hermitian."""
     diagonal = S.diagonal(dim1=-2, dim2=-1)
-    return S.diagonal_scatter(diagonal + ridge_of(diagonal, relative, S.dtype)[..., None], dim1=-2, dim2=-1)
+    ridge = ridge_of(diagonal.real, relative, S.real.dtype)
+    return S.diagonal_scatter(diagonal + ridge[..., None], dim1=-2, dim2=-1)
 
 
 def add_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> None:
@@ -58,7 +59,7 @@ def unit_scaled(V: Tensor) -> Tensor:
 
 def scale_of(V: Tensor) -> Tensor:
     """Return the largest absolute entry of V, never zero, as a constant."""
-    return V.detach().abs().amax().clamp_min(torch.finfo(V.dtype).tiny)
+    return V.detach().abs().amax().clamp_min(torch.finfo(V.real.dtype).tiny)
 
 
 def _inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

@@ -39,7 +39,7 @@ def spectrum_blocks(
         kernel.blocks(taps, V.new_ones(()) if scale is None else scale, basis, out)
         return out
     taps = taps if scale is None else taps / scale
-    re, im = (basis @ taps.view(kh * kw, c * n)).view(2, -1, c, n).unbind(0)
+    re, im = (basis @ taps.reshape(kh * kw, c * n)).view(2, -1, c, n).unbind(0)
     A = out.view(-1, 2, c, 2, n)
     A[:, 0, :, 0], A[:, 1, :, 1] = re, re
     A[:, 1, :, 0], A[:, 0, :, 1] = im, im.neg()

@@ -62,6 +62,13 @@ def circulant_norm(
         math.ceil((size[0] + 2 * padding) / stride) + taps[0] - 1,
         math.ceil((size[1] + 2 * padding) / stride) + taps[1] - 1,
     )
+    return circular_norm(kernel, grid)
+
+
+def circular_norm(kernel: Float[Tensor, "c_out c_in kh kw"], grid: tuple[int, int]) -> float:
+    """Return an upper bound on the norm of the circular convolution of this grid, up to rounding the norm itself."""
+    kernel = kernel.double()
+    taps = (kernel.shape[2], kernel.shape[3])
     blocks = spectrum_blocks(kernel, grid, dense=True)  # f 2c_out 2c_in
     if blocks.shape[-2] < blocks.shape[-1]:
         blocks = blocks.mT

@@ -17,13 +17,14 @@ from bronet.proof.rounding import UNDERFLOW, gamma, up
 
 @dataclass(frozen=True)
 class ProvedMap:
-    """A float64 map on a batch, with proved Lipschitz constant and rounding error."""
+    """A float64 map on a batch, with proved Lipschitz constant and rounding error; a remark is for people to read."""
 
     apply: Callable[[Tensor], Tensor]
     output_shape: tuple[int, ...]
     lipschitz: float
     gain: float = 0.0
     offset: float = 0.0
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import Literal
 from bronet.errors import BronetError
 
 DenseKind = Literal["bro", "cholesky"]
-BackboneKind = Literal["bro", "lipreg"]
+BackboneKind = Literal[
+    "bro", "soc", "lot", "cayley", "cholesky", "bcop", "eco", "aol", "cpl", "sll", "sandwich", "lipreg", "standard"
+]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
 
@@ -19,7 +21,8 @@ HeadKind = Literal["lln", "bro"]
 class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
-    `rank` is n/m of the backbone and of BRO dense layers, a fraction written as text ("1/4").
+    `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
+    fraction written as text ("1/4"); other layers have none. `keep_padding` belongs to a BRO backbone too.
     `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet).
     """
 
@@ -54,15 +57,17 @@ class BRONetArchitecture:
 class LipConvNetArchitecture:
     """LipConvNet-depth-width (App. B.2): five stages, each ending in a stride-2 layer that doubles the width.
 
-    `rank` is n/m where a layer keeps its channels; elsewhere n = min(c_in, c_out). `strided_last` places the
-    strided layer at the end of its stage, as the published code does; the text puts it first.
+    `backbone` names the convolution (docs/rivals.md). `rank` is n/m where a BRO layer keeps its channels; elsewhere
+    n = min(c_in, c_out). `strided_last` places the strided layer at the end of its stage, as the published code does;
+    the text puts it first. `kernel` is that of all layers but the last strided one, which has 1.
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
     depth: int = 10
     width: int = 32
     rank: str = "1/8"
-    backbone: Literal["bro"] = "bro"
+    backbone: BackboneKind = "bro"
+    kernel: int = 3
     activation: Literal["maxmin", "householder1", "householder2"] = "maxmin"
     head: HeadKind = "lln"
     strided_last: bool = True
@@ -70,12 +75,47 @@ class LipConvNetArchitecture:
     def __post_init__(self) -> None:
         _at_least("width", self.width, 2)
         _even("width", self.width)
+        _at_least("kernel", self.kernel, 1)
         if self.depth < 5 or self.depth % 5 != 0:
             raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
         parse_rank(self.rank)
 
 
-Architecture = BRONetArchitecture | LipConvNetArchitecture
+@dataclass(frozen=True, kw_only=True)
+class StackArchitecture:
+    """A stack of one kind of layer, as the rivals of Table 1 were published (docs/rivals.md says what is assumed).
+
+    The image is cut into `patch` x `patch` patches; `widths`, `kernels` and `strides` describe the convolutions one by
+    one; then a mean over `pool` x `pool` pixels, and dense layers of `dense_widths`. `hidden` and `dense_hidden` are
+    the inner widths of CPL and SLL. `activation` follows every layer; layers with their own nonlinearity need none.
+    """
+
+    family: Literal["stack"] = "stack"
+    layer: BackboneKind
+    widths: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    dense_widths: tuple[int, ...] = ()
+    patch: int = 1
+    pool: int = 1
+    hidden: int | None = None
+    dense_hidden: int | None = None
+    activation: Literal["maxmin", "none"] = "maxmin"
+
+    def __post_init__(self) -> None:
+        if not len(self.widths) == len(self.kernels) == len(self.strides):
+            counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
+            raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
+        for name in ("widths", "kernels", "strides", "dense_widths"):
+            _at_least(f"each of {name}", min(getattr(self, name), default=1), 1)
+        _at_least("patch", self.patch, 1)
+        _at_least("pool", self.pool, 1)
+        if self.activation == "maxmin":
+            for width in (*self.widths, *self.dense_widths):
+                _even("each of widths and dense_widths", width)
+
+
+Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
 
 
 def parse_rank(text: str) -> Fraction:
@@ -99,7 +139,22 @@ def _even(name: str, value: int) -> None:
         raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
 
 
-NAMED: dict[str, Architecture] = {
+def _potential_xl(layer: BackboneKind) -> StackArchitecture:
+    """CPL XL and SLL X-Large: 70 convolutions of width 120 (5 inside), then 15 dense layers (2048 inside)."""
+    return StackArchitecture(
+        layer=layer,
+        widths=(120,) * 70,
+        kernels=(3,) * 70,
+        strides=(1,) * 70,
+        pool=4,
+        dense_widths=(120 * 64,) * 15,
+        hidden=5,
+        dense_hidden=2048,
+        activation="none",
+    )
+
+
+_BRONETS: dict[str, Architecture] = {
     # CIFAR (Table 1, App. B.3)
     "bronet-m": BRONetArchitecture(rank="1/4", dense="bro"),
     "bronet-l": BRONetArchitecture(rank="1/2", dense="cholesky"),
@@ -119,8 +174,25 @@ NAMED: dict[str, Architecture] = {
         regularized_depth=6,
         keep_padding=True,
     ),
-    # LiResNet (the baseline of Tables 1 to 3)
+    # LiResNet (the baseline of Tables 1 to 3), and Table 3's backbones in its place
     "liresnet": BRONetArchitecture(backbone="lipreg", dense="cholesky"),
+    "liresnet-lot": BRONetArchitecture(backbone="lot", depth=2, dense="cholesky"),
+    "liresnet-cayley": BRONetArchitecture(backbone="cayley", depth=6, dense="cholesky"),
+    "liresnet-cholesky": BRONetArchitecture(backbone="cholesky", depth=6, dense="cholesky"),
+    "liresnet-sll": BRONetArchitecture(backbone="sll", dense="cholesky"),
+    "liresnet-soc": BRONetArchitecture(backbone="soc", dense="cholesky"),
+    "liresnet-imagenet": BRONetArchitecture(
+        width=588,
+        depth=8,
+        backbone="lipreg",
+        dense="cholesky",
+        neck="l2pool",
+        neck_patch=4,
+        stem_kernel=14,
+        stem_stride=14,
+        stem_padding=0,
+        regularized_depth=6,
+    ),
     # Table 12's two widths
     "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
     "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
@@ -129,8 +201,43 @@ NAMED: dict[str, Architecture] = {
     "bronet-digits": BRONetArchitecture(
         width=32, depth=4, dense_depth=2, dense_width=128, stem_kernel=3, stem_stride=1, stem_padding=1
     ),
-} | {
+}
+
+_LIPCONVNETS: dict[str, Architecture] = {
     f"lipconvnet-{depth}-{width}": LipConvNetArchitecture(depth=depth, width=width)
     for depth in (5, 10, 15, 20)
     for width in (32, 48, 64)
 }
+
+_RIVALS: dict[str, Architecture] = {
+    # The rivals of Table 1
+    "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
+    "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
+    "cayley-large": StackArchitecture(
+        layer="cayley",
+        widths=(96, 96, 192, 192),
+        kernels=(3, 1, 3, 1),
+        strides=(1, 2, 1, 2),
+        dense_widths=(1536, 512),
+    ),
+    "aol-large": StackArchitecture(
+        layer="aol",
+        patch=4,
+        widths=(192,) * 13 + (48,),
+        kernels=(1,) + (3,) * 12 + (1,),
+        strides=(1,) * 14,
+        dense_widths=(3072,) * 14,
+    ),
+    "cpl-xl": _potential_xl("cpl"),
+    "sll-xl": _potential_xl("sll"),
+    "sandwich": StackArchitecture(
+        layer="sandwich",
+        widths=(64, 64, 128, 128, 256, 256),
+        kernels=(3, 1, 3, 1, 3, 1),
+        strides=(1, 2, 1, 2, 1, 2),
+        dense_widths=(2048, 2048, 1024),
+        activation="none",
+    ),
+}
+
+NAMED: dict[str, Architecture] = {**_BRONETS, **_LIPCONVNETS, **_RIVALS}

@@ -23,6 +23,7 @@ class LayerBound:
     kind: str
     lipschitz: float
     rounding_gain: float
+    remark: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ def _read_certificate(path: Path) -> Certificate:
                 kind=layer.text("kind"),
                 lipschitz=layer.number("lipschitz"),
                 rounding_gain=layer.number("rounding_gain"),
+                remark=layer.text("remark") if "remark" in layer.content else "",
             )
             for layer in layers
         ),

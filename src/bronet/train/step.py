@@ -33,6 +33,7 @@ class TrainStep:
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
         self.pixels: Tensor | None = None
         self.labels: Tensor | None = None
+        self.recordable = all(layer.recordable for _, layer in model.chain())
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -49,7 +50,7 @@ class TrainStep:
         self.optimizer.set_learning_rate(learning_rate)
         self.eps.fill_(emma_eps)
         self.number.fill_(number)
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.recordable:
             self._compute(pixels, labels)
         elif self.graph is not None and self.pixels is not None and self.labels is not None:
             self.pixels.copy_(pixels)

@@ -1,0 +1,123 @@
+"""ECO (Yu et al. 2022): an orthogonal convolution constructed from its singular values, on a dilated kernel.
+
+On a grid of k x k pixels a k x k kernel reaches everything, and its circular convolution is orthogonal where the k^2
+matrices of its spectrum are. Dilated by d, the same kernel acts on images of k d x k d pixels as d^2 copies of that, so
+all singular values stay one. Images that are no multiple of k are padded with zeros to the next one and cropped
+again, which makes the layer a contraction there.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.rivals.arguments import require_convolution
+from bronet.layers.shape import PixelUnshuffle
+from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
+from bronet.ortho.real_dft import DenseDFT, Window, real_dft
+from bronet.ortho.real_form import Windows
+from bronet.ortho.spectrum import rows_of_channels
+from bronet.proof.fourier import FourierFrame
+from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.rounding import up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+# Angles beyond this are scaled back: the exponential would lose all its digits to squarings.
+_LARGEST_ANGLE = 256.0
+
+
+class ECOConv2d(DerivedLayer[Tensor]):
+    """exp(V - V*) at each of the k^2 frequencies of the kernel's own grid; square, at max(c_in, c_out) channels.
+
+    Guaranteed: orthogonal on images whose sides are multiples of k (after the stride) and with equal channels, up to
+    rounding; elsewhere a contraction. Padding is always circular.
+
+    Args: as in FourierConv2d; the kernel is dilated to reach over the whole image.
+    """
+
+    recordable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_convolution(in_channels, out_channels, kernel_size)
+        self.unshuffle = PixelUnshuffle(stride)
+        self.image_channels = in_channels
+        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
+        self.kernel_size = kernel_size
+        c = max(self.in_channels, out_channels)
+        self.weight = nn.Parameter(torch.empty(c, c, kernel_size, kernel_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start from normals of variance 1 / (c k^2): angles of order one at every frequency."""
+        nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[0] * self.kernel_size**2))
+
+    def derive(self, key: object) -> Tensor:
+        assert isinstance(key, torch.dtype)
+        k = self.kernel_size
+        V = centred_spectrum(self.weight.to(key), (k, k), dense=True)
+        skew = V - V.mH
+        size = torch.linalg.matrix_norm(skew, keepdim=True)
+        return real_blocks(torch.linalg.matrix_exp(skew * (_LARGEST_ANGLE / size.clamp_min(_LARGEST_ANGLE))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.image_channels, "ECOConv2d")
+        x = self.unshuffle(x)
+        W = self.derived(self.precision_for(x))
+        if not torch.is_autocast_enabled(x.device.type):
+            W = W.to(x.dtype)
+        k = self.kernel_size
+        basis = real_dft(Window((k, k), (k, k)), dense=True, dtype=W.dtype, device=x.device)
+        assert isinstance(basis, DenseDFT)
+        return self._on_lattices(x, self._cut(W), basis)
+
+    def _cut(self, W: Tensor) -> Tensor:
+        rows = rows_of_channels(W, self.out_channels)
+        return rows_of_channels(rows.mT, self.in_channels).mT
+
+    def _on_lattices(self, x: Tensor, W: Tensor, basis: DenseDFT) -> Tensor:
+        """Return D' W D of every k x k lattice of pixels that lie h/k and w/k apart."""
+        b, c, h, w = x.shape
+        k = self.kernel_size
+        H, Wd = math.ceil(h / k) * k, math.ceil(w / k) * k
+        x = F.pad(x, (0, Wd - w, 0, H - h))
+        lattices = x.unflatten(3, (k, Wd // k)).unflatten(2, (k, H // k))  # b c k dh k dw
+        pixels = lattices.permute(2, 4, 1, 3, 5, 0).reshape(k * k, c, -1)
+        y = basis.synthesis(W @ basis.analysis(pixels)).view(k, k, self.out_channels, H // k, Wd // k, b)
+        return y.permute(5, 2, 0, 3, 1, 4).reshape(b, self.out_channels, H, Wd)[..., :h, :w]
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        stride, k = self.unshuffle.factor, self.kernel_size
+        frame = FourierFrame.of(Windows.of((k, k), 0, keep_padding=False), self.weight.device, dense=True)
+        with torch.no_grad():
+            W = self._cut(self.derive(torch.float64))
+        basis = frame.source
+        assert isinstance(basis, DenseDFT)
+        norm = largest_singular_value(W)
+        products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
+        size = (shape[1] // stride, shape[2] // stride)
+        apply = lambda x: self._on_lattices(self.unshuffle(x), W, basis)  # noqa: E731
+        return linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return the proved bound, the same for every size."""
+        side = self.kernel_size * self.unshuffle.factor
+        return self.proved((self.image_channels, side, side)).lipschitz
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.unshuffle.factor}"
+        )

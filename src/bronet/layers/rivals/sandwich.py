@@ -1,0 +1,134 @@
+"""The Sandwich layer (Wang and Manchester 2023): sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I.
+
+A and B come from one tall Cayley transform at every frequency. As relu is positively homogeneous, Psi only scales the
+bias. Jacobian 2 A* D B with D diagonal in [0, 1]; with S = B* D B and A A* <= t I - B B* its square is at most
+4 (t S - S^2) <= t^2, so the norm is at most t, the squared norm of (A, B) as stored.
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.rivals.arguments import require_convolution, require_size
+from bronet.layers.rivals.fourier_conv import GridKey, apply_spectrum
+from bronet.layers.shape import PixelUnshuffle
+from bronet.ortho.cayley import cayley
+from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
+from bronet.ortho.real_dft import is_dense, real_dft
+from bronet.ortho.real_form import Windows
+from bronet.proof.fourier import FourierFrame
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+
+class Halves(NamedTuple):
+    """sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels, as real blocks."""
+
+    into: Tensor
+    out: Tensor
+
+
+class SandwichConv2d(DerivedLayer[Halves]):
+    """A nonlinear 1-Lipschitz convolution for images of any size; its hidden layer has c_out channels.
+
+    Args: as in FourierConv2d.
+    """
+
+    recordable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        circular: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_convolution(in_channels, out_channels, kernel_size)
+        self.unshuffle = PixelUnshuffle(stride)
+        self.image_channels = in_channels
+        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
+        self.kernel_size, self.padding = kernel_size, 0 if circular else kernel_size // 2
+        shape = (out_channels + self.in_channels, out_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+        self.log_psi = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start from normals that keep the variance, as the published layer does."""
+        nn.init.xavier_normal_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.log_psi)
+
+    def derive(self, key: object) -> Halves:
+        assert isinstance(key, GridKey)
+        W = math.sqrt(2) * cayley(centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense))
+        return Halves(real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels]))
+
+    def _shift(self, dtype: torch.dtype) -> Tensor:
+        return (self.log_psi.to(dtype).exp() * self.bias.to(dtype))[:, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.image_channels, "SandwichConv2d")
+        x = self.unshuffle(x)
+        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=False).source
+        dense = is_dense(window.grid, x.device)
+        precision = self.precision_for(x)
+        into, out = self.derived(GridKey(window.grid, dense, precision))
+        if not torch.is_autocast_enabled(x.device.type):
+            into, out = into.to(x.dtype), out.to(x.dtype)
+        basis = real_dft(window, dense=dense, dtype=into.dtype, device=x.device)
+        hidden = F.relu(apply_spectrum(x, into, basis) + self._shift(x.dtype))
+        return apply_spectrum(hidden, out, basis)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        stride = self.unshuffle.factor
+        size = (shape[1] // stride, shape[2] // stride)
+        windows = Windows.of(size, self.padding, keep_padding=False)
+        frame = FourierFrame.of(windows, self.weight.device)
+        with torch.no_grad():
+            into, out = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+            shift = self._shift(torch.float64)
+        both = largest_singular_value(torch.cat((into.mT, out), dim=-2))
+        lipschitz = up(both**2 / 2 * frame.norm**4)
+
+        def apply(x: Tensor) -> Tensor:
+            hidden = F.relu(apply_spectrum(self.unshuffle(x), into, frame.source) + shift)
+            return apply_spectrum(hidden, out, frame.source)
+
+        first = [*frame.analysis(), Product(both, absolute_norm(into), into.shape[-1]), *frame.synthesis()]
+        second = [*frame.analysis(), Product(both, absolute_norm(out), out.shape[-1]), *frame.synthesis()]
+        size_of_shift = up(float(shift.norm()) * (size[0] * size[1]) ** 0.5)
+        gain, offset = _rounding(first, second, size_of_shift)
+        return ProvedMap(apply, (self.out_channels, *size), lipschitz, gain, offset)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return the proved bound for this size, which must be given."""
+        return self.proved((self.image_channels, *require_size(input_size, "SandwichConv2d"))).lipschitz
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.unshuffle.factor}, padding={self.padding}"
+        )
+
+
+def _rounding(first: list[Product], second: list[Product], shift: float) -> tuple[float, float]:
+    """Return gain and offset of the two chains of products with a shift of this norm and a relu between them."""
+    size, error = norm_of_products(first), gain_of_products(first)
+    hidden = error + gamma(1) * (size + error)
+    hidden_offset = gamma(1) * shift
+    back_size, back = norm_of_products(second), gain_of_products(second)
+    gain = back_size * hidden + back * (size + hidden)
+    offset = back_size * hidden_offset + back * (shift + hidden_offset)
+    return up(gain), up(offset + UNDERFLOW)

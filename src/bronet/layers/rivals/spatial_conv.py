@@ -1,0 +1,79 @@
+"""What the layers with an explicit kernel share (AOL, BCOP, standard): an ordinary convolution with a derived kernel.
+
+The image keeps its size; a stride is a pixel unshuffle before. Proofs go through patches and matrix products.
+"""
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
+from bronet.layers.shape import PixelUnshuffle
+from bronet.proof.convolution import absolute_convolution_norm
+from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.spatial import kept_size_norm, pad_edges, patch_convolution
+
+
+class SpatialConv2d(DerivedLayer[Tensor]):
+    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, for images of any size.
+
+    Args:
+        in_channels, out_channels: before the pixel unshuffle, after the convolution.
+        kernel_size: odd, so that the image keeps its size.
+        stride: turned into channels by a pixel unshuffle before the convolution.
+        circular: wrap around the image instead of padding it with zeros.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, circular: bool = False
+    ) -> None:
+        super().__init__()
+        require_convolution(in_channels, out_channels, kernel_size)
+        require_odd_kernel(kernel_size, type(self).__name__)
+        self.unshuffle = PixelUnshuffle(stride)
+        self.image_channels = in_channels
+        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
+        self.kernel_size, self.circular = kernel_size, circular
+
+    @abstractmethod
+    def derive(self, key: object) -> Tensor:
+        """Return the kernel in the precision `key`."""
+
+    def kernel_norm(self, kernel: Tensor, size: tuple[int, int]) -> float:
+        """Return a proved upper bound on the norm of the convolution with this kernel on images of this size."""
+        return kept_size_norm(kernel, size, circular=self.circular)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.image_channels, type(self).__name__)
+        x = self.unshuffle(x)
+        kernel = self.derived(self.precision_for(x))
+        if not torch.is_autocast_enabled(x.device.type):
+            kernel = kernel.to(x.dtype)
+        return convolve_kept_size(x, kernel, circular=self.circular)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        stride, k = self.unshuffle.factor, self.kernel_size
+        size = (shape[1] // stride, shape[2] // stride)
+        with torch.no_grad():
+            kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
+        norm = self.kernel_norm(kernel, size)
+        products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
+        apply = lambda x: patch_convolution(self.unshuffle(x), kernel, circular=self.circular)  # noqa: E731
+        return linear(apply, (self.out_channels, *size), products, norm)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.unshuffle.factor}, circular={self.circular}"
+        )
+
+
+def convolve_kept_size(x: Tensor, kernel: Tensor, *, circular: bool) -> Tensor:
+    """Return the library's convolution with edges such that the image keeps its size; odd kernels."""
+    margin = kernel.shape[-1] // 2
+    if circular:
+        return F.conv2d(pad_edges(x, margin, circular=True), kernel)
+    return F.conv2d(x, kernel, padding=margin)

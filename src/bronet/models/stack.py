@@ -1,0 +1,101 @@
+"""Stacks of one kind of layer: the networks of Table 1's rivals (Cayley, AOL, CPL, SLL, Sandwich), in our frame.
+
+Each has the published sequence of layers; input normalisation and the normalised head are ours, so that all are
+compared on the same certificate (docs/rivals.md).
+"""
+
+import torch
+from torch import nn
+
+from bronet.errors import BronetError
+from bronet.layers import (
+    Bias,
+    Flatten,
+    LastLayerNormalized,
+    LipschitzLayer,
+    MaxMin,
+    Normalization,
+    PixelUnshuffle,
+    convolution,
+)
+from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from bronet.models.model import CertifiableModel
+from bronet.recipe.architecture import StackArchitecture
+from bronet.recipe.dataset import DatasetSpec
+
+_PIXEL_MEAN = 0.5
+
+
+class Stack(CertifiableModel):
+    """The network of an architecture for the images and classes of a data set."""
+
+    def __init__(
+        self,
+        architecture: StackArchitecture,
+        spec: DatasetSpec,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__((spec.channels, spec.height, spec.width))
+        self.architecture = a = architecture
+        self._device, self._dtype = device, dtype
+        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels, device=device, dtype=dtype)
+        self.patches = PixelUnshuffle(a.patch)
+        channels, side = spec.channels * a.patch**2, self._side(spec)
+
+        blocks = []
+        for width, kernel, stride in zip(a.widths, a.kernels, a.strides, strict=True):
+            blocks.append(self._block(channels, width, side, kernel=kernel, stride=stride, hidden=a.hidden))
+            channels, side = width, side // stride
+        self.convolutions = nn.Sequential(*blocks)
+        self.pool = ScaledMeanPool(a.pool)
+        side //= a.pool
+
+        # A vector is an image of one pixel, on which a 1 x 1 convolution is a dense layer.
+        self.to_vector = PixelUnshuffle(side)
+        channels *= side**2
+        blocks = []
+        for width in a.dense_widths:
+            blocks.append(self._block(channels, width, 1, kernel=1, stride=1, hidden=a.dense_hidden))
+            channels = width
+        self.dense = nn.Sequential(*blocks)
+        self.flatten = Flatten()
+        self.head = LastLayerNormalized(channels, spec.classes, device=device, dtype=dtype)
+
+    def sections(self) -> list[nn.Module]:
+        front = [self.normalization, self.patches, self.convolutions, self.pool]
+        return [*front, self.to_vector, self.dense, self.flatten]
+
+    def _side(self, spec: DatasetSpec) -> int:
+        """Return the image's side in patches; it must be square and divisible by every stride and the pool."""
+        a = self.architecture
+        factor = a.patch * a.pool
+        for stride in a.strides:
+            factor *= stride
+        if spec.height != spec.width or spec.height % factor:
+            raise BronetError(
+                f"images must be square with sides a multiple of {factor} (patch, strides and pool of the stack), "
+                f"got {spec.height} x {spec.width}"
+            )
+        return spec.height // a.patch
+
+    def _block(
+        self, c_in: int, c_out: int, side: int, *, kernel: int, stride: int, hidden: int | None
+    ) -> nn.Sequential:
+        """Return a layer with bias and activation; one with its own nonlinearity comes alone."""
+        conv = convolution(
+            self.architecture.layer,
+            c_in,
+            c_out,
+            kernel,
+            stride=stride,
+            hidden_channels=hidden,
+            input_size=(side, side),
+            device=self._device,
+            dtype=self._dtype,
+        )
+        layers: list[LipschitzLayer] = [conv]
+        if self.architecture.activation == "maxmin":
+            layers += [Bias(c_out, device=self._device, dtype=self._dtype), MaxMin()]
+        return nn.Sequential(*layers)

@@ -1,0 +1,253 @@
+"""Every rival layer: singular values and Jacobians against its proved bound, hostile or trained, in every shape."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from bronet import BronetError, frozen
+from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
+from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
+from bronet.recipe.architecture import BackboneKind
+from jacobian import singular_values
+
+RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
+ORTHOGONAL = ["soc", "lot", "cayley", "bcop", "eco"]
+"""With circular edges, equal channels and weights that their iterations can handle, every singular value is one."""
+KINDS = ["normal", "zero", "duplicate", "tiny", "huge", "kaiming"]
+AT_MOST_ONE = [kind for kind in RIVALS if kind != "standard"]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def build(kind: str, c_in: int, c_out: int, k: int = 3, *, stride: int = 1, circular: bool = False) -> LipschitzLayer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = convolution(
+            kind, c_in, c_out, k, stride=stride, circular=circular, input_size=(4, 4), dtype=torch.float64
+        )
+        return layer.eval()
+
+
+@torch.no_grad()
+def poison(layer: LipschitzLayer, how: str) -> None:
+    """Fill every parameter with one of the hostile kinds."""
+    for seed, parameter in enumerate(layer.parameters()):
+        parameter.copy_(draw(*parameter.shape, seed=seed))
+        match how:
+            case "zero":
+                parameter.zero_()
+            case "duplicate" if parameter.ndim > 1:
+                parameter[:, -1] = parameter[:, 0]
+            case "tiny":
+                parameter.mul_(1e-60)
+            case "huge" if parameter.ndim > 1:
+                parameter.mul_(1e60)
+            case "kaiming" if parameter.ndim > 1:
+                nn.init.kaiming_normal_(parameter)
+
+
+def train_a_little(layer: LipschitzLayer, c_in: int, size: tuple[int, int], steps: int = 4) -> None:
+    """Move every parameter away from its start by noise and optimiser steps."""
+    with torch.no_grad():
+        for seed, parameter in enumerate(layer.parameters()):
+            parameter.add_(0.2 * draw(*parameter.shape, seed=seed))
+    x = draw(3, c_in, *size)
+    target = draw(*layer(x).shape, seed=1)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer.train()
+    for _ in range(steps):
+        layer.update_estimate(2)
+        optimiser.zero_grad()
+        (layer(x) - target).square().mean().backward()
+        optimiser.step()
+    layer.eval()
+
+
+def jacobian_norm(function: object, x: Tensor) -> Tensor:
+    """Return the norm of the Jacobian at an image, whatever the layer's nonlinearity does there."""
+    J = torch.func.jacrev(lambda z: function(z[None])[0])(x)  # type: ignore[operator]
+    return torch.linalg.svdvals(J.reshape(-1, x.numel())).max()
+
+
+def assert_bound_holds(layer: LipschitzLayer, c_in: int, size: tuple[int, int]) -> None:
+    proved = layer.proved((c_in, *size))
+    for seed in range(2):
+        x, y = draw(1, c_in, *size, seed=seed), draw(1, c_in, *size, seed=seed + 10)
+        assert jacobian_norm(proved.apply, x[0]) <= proved.lipschitz * (1 + 1e-12)
+        moved = (proved.apply(x) - proved.apply(y)).norm()
+        assert moved <= proved.lipschitz * (x - y).norm() * (1 + 1e-12)
+    assert proved.output_shape == tuple(layer(x).shape[1:])
+    assert layer.lipschitz_bound(size) == pytest.approx(proved.lipschitz, rel=1e-9)
+
+
+@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize("kind", RIVALS)
+def test_bound_holds_for_hostile_weights(kind: str, how: str) -> None:
+    layer = build(kind, 4, 4)
+    poison(layer, how)
+    assert_bound_holds(layer, 4, (4, 3))
+    if kind in AT_MOST_ONE:
+        assert layer.lipschitz_bound((4, 3)) <= 1 + 1e-8
+
+
+@pytest.mark.parametrize(("c_in", "c_out", "stride"), [(4, 4, 1), (5, 2, 1), (2, 5, 1), (2, 4, 2)])
+@pytest.mark.parametrize("kind", RIVALS)
+def test_bound_holds_after_training_in_every_shape(kind: str, c_in: int, c_out: int, stride: int) -> None:
+    layer = build(kind, c_in, c_out, stride=stride)
+    train_a_little(layer, c_in, (4, 6))
+    assert_bound_holds(layer, c_in, (4, 6))
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("kind", ORTHOGONAL)
+def test_circular_convolution_is_orthogonal_after_training(kind: str, k: int) -> None:
+    layer = build(kind, 4, 4, k, circular=True)
+    if isinstance(layer, LOTConv2d):
+        layer.steps = 40  # ten do not suffice once the weights have left the identity
+    size = (k, k) if k > 1 else (3, 2)  # ECO is orthogonal on multiples of its kernel
+    train_a_little(layer, 4, size)
+    values = singular_values(layer.proved((4, *size)).apply, (4, *size))
+    assert_close(values, torch.ones_like(values), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_forward_is_the_proved_map_and_its_rounding_is_within_the_promise(kind: str) -> None:
+    layer = build(kind, 3, 4)
+    poison(layer, "normal")
+    layer.update_estimate(300)  # CPL: the proof divides by the larger of estimate and proved norm
+    x = draw(5, 3, 5, 4)
+    proved = layer.proved((3, 5, 4))
+    with torch.no_grad():
+        y, z = proved.apply(x), layer(x)
+    allowed = 2 * (proved.gain * x.flatten(1).norm(dim=1) + proved.offset)
+    # Both are float64 computations of one function, by different sums.
+    assert ((y - z).flatten(1).norm(dim=1) <= allowed + 1e-7 * (kind == "cpl")).all()
+    assert 0 < proved.gain < 1e-11
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_float32_and_frozen_weights_give_nearly_the_same_function(kind: str) -> None:
+    layer = build(kind, 4, 4)
+    x = draw(2, 4, 6, 3)
+    with torch.no_grad():
+        expected = layer(x)
+        layer.float()
+        with frozen(layer):
+            first = layer(x.float())
+            assert_close(layer(x.float()), first)
+            assert_close(first.double(), expected, atol=1e-4, rtol=0)
+            next(layer.parameters()).add_(0.3)
+            assert not torch.equal(layer(x.float()), first)
+
+
+def test_soc_truncation_error_bounds_every_number_of_terms() -> None:
+    layer = SOCConv2d(4, 4, dtype=torch.float64)
+    for terms in (2, 4, 6, 15):
+        layer.training_terms = terms
+        values = singular_values(layer.train(), (4, 5, 5))
+        error = layer.truncation_error(terms)
+        assert (values - 1).abs().max() <= error
+    assert layer.truncation_error(6) < 0.02
+    assert layer.lipschitz_bound() <= 1 + 2e-10
+
+
+def test_soc_kernel_is_skew_to_the_last_bit() -> None:
+    K = SOCConv2d(3, 3, 5).derive(torch.float64)
+    assert torch.equal(K, -K.transpose(0, 1).flip(-2, -1))
+
+
+def test_lot_reports_that_newton_has_not_converged() -> None:
+    layer = LOTConv2d(4, 4, dtype=torch.float64)
+    assert layer.convergence((5, 5)).converged  # the identity kernel of its initialisation
+    assert layer.proved((4, 5, 5)).remark == ""
+    poison(layer, "duplicate")
+    state = layer.convergence((5, 5))
+    assert not state.converged
+    assert state.smallest < 0.1
+    assert "has not converged after 10 steps" in layer.proved((4, 5, 5)).remark
+    assert layer.proved((4, 5, 5)).lipschitz < 1 + 1e-9  # a contraction all the same
+
+
+def test_lot_that_diverges_is_refused() -> None:
+    layer = LOTConv2d(4, 4, steps=80, dtype=torch.float64)
+    poison(layer, "duplicate")
+    with pytest.raises(BronetError, match="diverged within 80 steps"):
+        layer.proved((4, 5, 5))
+
+
+def test_bjorck_residual_enters_the_bound_of_bcop() -> None:
+    layer = BCOPConv2d(4, 4, steps=1, circular=True, dtype=torch.float64)
+    poison(layer, "normal")
+    values = singular_values(layer, (4, 5, 5))
+    assert values.max() < 0.999  # far from converged
+    assert values.max() <= layer.lipschitz_bound((5, 5)) < 1
+
+
+def test_cpl_proof_divides_by_a_proved_norm_where_the_estimate_is_too_small() -> None:
+    layer = CPLConv2d(3, 3, input_size=(5, 5), dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(draw(3, 3, 3, 3))
+        layer.power_vector.copy_(draw(*layer.power_vector.shape))  # no estimate at all
+    U = layer.derive(torch.float64).detach()
+    assert singular_values(lambda x: nn.functional.conv2d(x, U, padding=1), (3, 5, 5)).max() > 1
+    assert layer.lipschitz_bound((5, 5)) <= 1 + 1e-9
+    assert_bound_holds(layer, 3, (5, 5))
+
+
+def test_sll_weights_q_change_the_layer_but_never_the_bound() -> None:
+    layer = SLLConv2d(4, 4, hidden_channels=6, dtype=torch.float64)
+    x = draw(1, 4, 5, 5)
+    before = layer(x).detach()
+    for scale in (1.0, 200.0):
+        with torch.no_grad():
+            layer.log_q.copy_(scale * draw(6))
+        assert_bound_holds(layer, 4, (5, 5))
+    assert not torch.allclose(layer(x), before)
+
+
+def test_proved_map_keeps_its_own_weights() -> None:
+    layer = StandardConv2d(2, 2, dtype=torch.float64)
+    x = draw(1, 2, 4, 4)
+    proved = layer.proved((2, 4, 4))
+    before = proved.apply(x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert_close(proved.apply(x), before)
+
+
+def test_every_word_of_a_recipe_is_a_convolution() -> None:
+    assert set(BackboneKind.__args__) == set(CONVOLUTIONS)  # type: ignore[attr-defined]
+
+
+BAD = [
+    ({"kind": "soc", "rank": 2}, "rank must be left out for a soc convolution, which has none, got 2"),
+    ({"kind": "cayley", "residual_depth": 4}, "residual_depth must be left out for a cayley convolution, got 4"),
+    ({"kind": "soc", "kernel_size": 4}, "kernel_size of SOCConv2d must be odd .* got 4"),
+    ({"kind": "bcop", "kernel_size": 2}, "kernel_size of BCOPConv2d must be odd .* got 2"),
+    ({"kind": "sll", "in_channels": 0}, "in_channels must be at least 1, got 0"),
+    ({"kind": "lot", "stride": 0}, "factor of PixelUnshuffle must be at least 1, got 0"),
+    ({"kind": "lipreg"}, "input_size must be given to a lipreg convolution"),
+    ({"kind": "sox"}, "unknown convolution 'sox'; the nearest known one is 'soc'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_arguments_are_one_clear_line(arguments: dict[str, object], message: str) -> None:
+    options = {"in_channels": 4, "out_channels": 4} | arguments
+    with pytest.raises(BronetError, match=message) as caught:
+        convolution(**options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_images_of_other_channels_are_refused(kind: str) -> None:
+    with pytest.raises(BronetError, match="expects 4 channels"):
+        build(kind, 4, 4)(draw(1, 3, 4, 4))
+
+
+def test_a_bound_that_needs_a_size_says_so() -> None:
+    with pytest.raises(BronetError, match="input_size must be given to bound a LOTConv2d"):
+        build("lot", 4, 4).lipschitz_bound()
