@@ -95,7 +95,7 @@ def train_recipe(
 
     place = device_name(device)
     if download:
-        fetch_dataset(recipe.data.name, Split.TRAIN, data_dir=data_dir, download=True)
+        fetch_dataset(recipe.data, Split.TRAIN, data_dir=data_dir, download=True)
     try:
         return train_run(
             recipe, folder, device=place, data_dir=data_dir, resume=resume, overwrite=overwrite, command=command

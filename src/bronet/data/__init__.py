@@ -4,7 +4,7 @@ The digits shipped with the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (S
 """
 
 from bronet.data.augment import augment
-from bronet.data.batches import Share, endless_batch, epoch_batches, epoch_order, generator_for, steps_per_epoch
+from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, steps_per_epoch
 from bronet.data.file_set import FileSet
 from bronet.data.image_set import ImageSet, stratified_split
 from bronet.data.load import (
@@ -33,7 +33,6 @@ __all__ = [
     "augment",
     "data_folder",
     "endless_batch",
-    "epoch_batches",
     "epoch_order",
     "generator_for",
     "load_dataset",

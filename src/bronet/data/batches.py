@@ -6,7 +6,6 @@ those of one torch version and one kind of device; another version may draw diff
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,21 +81,6 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
             "choose a smaller batch size"
         )
     return n // batch_size
-
-
-def epoch_batches(
-    n: int, batch_size: int, *, seed: int, epoch: int, start_step: int = 0
-) -> Iterator[tuple[int, Int64[Tensor, "b"]]]:
-    """Return pairs (step, index of the batch's images) from `start_step` to the end of the epoch.
-
-    All batches have `batch_size` images and no image comes twice; the last n mod `batch_size` images of the
-    order are left out of this epoch. Starting late gives exactly the tail of the whole epoch.
-    """
-    steps = steps_per_epoch(n, batch_size)
-    if not 0 <= start_step <= steps:
-        raise BronetError(f"start step must satisfy 0 <= step <= {steps}, got {start_step}")
-    order = epoch_order(n, seed=seed, epoch=epoch)
-    return ((step, order[step * batch_size : (step + 1) * batch_size]) for step in range(start_step, steps))
 
 
 def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> Int64[Tensor, "size"]:

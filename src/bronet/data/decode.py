@@ -30,7 +30,7 @@ class DrawKey(NamedTuple):
 
     seed: int
     epoch: int
-    index: int
+    image: int
 
 
 def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
@@ -48,7 +48,7 @@ def decode_random(
     source: Path | bytes, spec: DatasetSpec, *, resize: tuple[int, ...], flip: bool, key: DrawKey
 ) -> UInt8[Tensor, "c h w"]:
     """Return the image with its shorter side resized uniformly into the range, cropped and flipped at random."""
-    draw = random.Random(stable_hash(key.seed, "decode", key.epoch, key.index))
+    draw = random.Random(stable_hash(key.seed, "decode", key.epoch, key.image))
     side = draw.randint(*resize)
     image = _shorter_side(_opened(source, spec, least=side), side)
     left, top = draw.randint(0, image.width - spec.width), draw.randint(0, image.height - spec.height)

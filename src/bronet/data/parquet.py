@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.data.image_set import ImageSet
@@ -43,7 +44,8 @@ def load_parquet(
 ) -> ImageSet:
     """Return all images of the files (or the first `limit`), decoded; see `decode` for what `resized` means."""
     decode = decode_centre if resized else decode_whole
-    images, labels = [], []
+    images: list[Tensor] = []
+    labels: list[int] = []
     for row in encoded_images(files):
         if limit is not None and len(images) >= limit:
             break

@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
     """The images of one batch; `epoch` counts the passes over the stream."""
 
     epoch: int
-    index: Int64[Tensor, "b"]
+    chosen: Int64[Tensor, "b"]
 
 
 class Stored(NamedTuple):
@@ -65,7 +65,7 @@ class ResidentStream(ImageStream):
 
     def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
         for wanted in plan:
-            chosen = wanted.index.to(self.images.images.device, non_blocking=True)
+            chosen = wanted.chosen.to(self.images.images.device, non_blocking=True)
             yield Stored(self.images.images[chosen], self.images.labels[chosen])
 
 
@@ -131,7 +131,7 @@ class _Keys:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for wanted in self.plan:
-            yield [(wanted.epoch, index) for index in wanted.index.tolist()]
+            yield [(wanted.epoch, index) for index in wanted.chosen.tolist()]
 
 
 def _ignore_ctrl_c(worker: int) -> None:

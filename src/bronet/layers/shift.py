@@ -4,6 +4,8 @@ Normalisation is a layer so that radii stay in pixel space: one over its standar
 Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -56,10 +58,12 @@ class Normalization(LipschitzLayer):
 class Centring(LipschitzLayer):
     """x -> x - mean + bias per channel: the batch's mean in training, a running one (momentum 0.1) in evaluation.
 
-    A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another.
+    A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another;
+    where a batch is shared by several processes, `mean_over_all` turns this process's mean into that of all.
     """
 
     mean: Tensor
+    mean_over_all: Callable[[Tensor], Tensor]
 
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -67,6 +71,7 @@ class Centring(LipschitzLayer):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
+        self.mean_over_all = _alone
 
     def forward(self, x: Tensor) -> Tensor:
         return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
@@ -122,6 +127,10 @@ def shifted(shift: Tensor, shape: tuple[int, ...]) -> ProvedMap:
     pixels = torch.Size(shape[1:]).numel()
     size = float(shift.square().sum().sqrt()) * pixels**0.5
     return ProvedMap(lambda x: x + _column(shift, x), shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
+
+
+def _alone(mean: Tensor) -> Tensor:
+    return mean
 
 
 def _column(values: Tensor, x: Tensor) -> Tensor:

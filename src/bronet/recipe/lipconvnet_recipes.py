@@ -38,9 +38,8 @@ def lipconvnet_recipes() -> Iterator[Recipe]:
                     if width == WIDTHS[0]:
                         yield replace(recipe, name=f"{recipe.name}-ce", loss=LossRecipe(name="ce"))
                     for kind in (kind for kind in RIVALS if kind in known):
-                        rival = replace(
-                            recipe, name=f"{recipe.name}-{kind}", model=replace(recipe.model, backbone=kind)
-                        )
+                        model = replace(recipe.model, backbone=kind)  # type: ignore[arg-type]
+                        rival = replace(recipe, name=f"{recipe.name}-{kind}", model=model)
                         yield rival
                         yield _with_cr(rival)
 

@@ -30,6 +30,7 @@ ARTEFACTS = (
     "log.jsonl",
     "checkpoint.safetensors",
     "model.safetensors",
+    "best.safetensors",
     "record.json",
     "certificate.csv",
     "certificate.json",
@@ -63,6 +64,16 @@ class RunFolder:
     def weights(self) -> Path:
         """The final weights; present only when training has ended."""
         return self.path / "model.safetensors"
+
+    @property
+    def best_weights(self) -> Path:
+        """The weights that were best on held-out images; present only if the recipe validates."""
+        return self.path / "best.safetensors"
+
+    @property
+    def tracking(self) -> Path:
+        """TensorBoard's event files, if they were wanted."""
+        return self.path / "tensorboard"
 
     @property
     def record(self) -> Path:
@@ -181,7 +192,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _remove_artefacts(run: RunFolder) -> None:
-    for name in ARTEFACTS:
+    numbered = (path.name for path in run.path.glob("checkpoint-*.safetensors"))
+    for name in (*ARTEFACTS, *numbered):
         (run.path / name).unlink(missing_ok=True)
-    if run.report.is_dir():
-        shutil.rmtree(run.report)
+    for folder in (run.report, run.tracking):
+        if folder.is_dir():
+            shutil.rmtree(folder)

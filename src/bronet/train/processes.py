@@ -1,0 +1,114 @@
+"""The processes of a run: one alone, or many that torchrun started, each with its share of every batch.
+
+All ranks take the same steps with the same weights; what they see of a batch is added up, so that a run does not
+depend on the number of processes, up to rounding (App. B.1 trains on two and eight cards). Only the first rank
+writes. A collective waits for all ranks: every rank must come to each of them in the same order.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+from bronet.errors import BronetError
+from bronet.layers.shift import Centring
+
+WORLD_VARIABLE = "WORLD_SIZE"
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which process this is, of how many, and how often torchrun had to start them again."""
+
+    rank: int = 0
+    world: int = 1
+    restarts: int = 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and shows."""
+        return self.rank == 0
+
+    def sum(self, local: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Return the sum over all processes; `local` is not changed."""
+        return self._reduced(local, dist.ReduceOp.SUM)
+
+    def least(self, local: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Return the least value over all processes; `local` is not changed."""
+        return self._reduced(local, dist.ReduceOp.MIN)
+
+    def agreed_signal(self, number: int | None) -> int | None:
+        """Return the signal that any process has received, the same everywhere; None if none has."""
+        if self.world == 1:
+            return number
+        largest = -int(self.least(torch.tensor(-(number or 0))))
+        return largest or None
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def centre_over_all(self, model: nn.Module) -> None:
+        """Let the model's centring subtract the mean over the whole batch, not over this process's share.
+
+        The gradient flows through the mean of all processes: a share of the batch gets what the others' losses say.
+        """
+        if self.world == 1:
+            return
+        for module in model.modules():
+            if isinstance(module, Centring):
+                module.mean_over_all = self._mean
+
+    def centre_alone(self, model: nn.Module) -> None:
+        """Undo `centre_over_all`: no collective is left in the forward pass."""
+        for module in model.modules():
+            if isinstance(module, Centring):
+                module.mean_over_all = _alone
+
+    def _mean(self, local: Tensor) -> Tensor:
+        total: Tensor = all_reduce(local)  # differentiable: its gradient is summed over the processes as well
+        return total / self.world
+
+    def _reduced(self, local: Tensor, op: "dist.ReduceOp.RedOpType") -> Tensor:
+        result = local.clone()
+        if self.world > 1:
+            dist.all_reduce(result, op=op)
+        return result
+
+
+def _alone(mean: Tensor) -> Tensor:
+    return mean
+
+
+@contextmanager
+def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.device]]:
+    """Join the processes that torchrun started, if it did; yield them and this process's device.
+
+    On a machine with several GPUs each process gets its own. Outside torchrun the run is one process.
+    """
+    world = int(os.environ.get(WORLD_VARIABLE, "1"))
+    if world == 1 or dist.is_initialized():
+        yield Processes(), device
+        return
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    if device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise BronetError(
+                f"processes per machine must be at most its {torch.cuda.device_count()} GPUs, got rank {local_rank}; "
+                "lower torchrun's --nproc-per-node"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(BACKENDS[device.type])
+    try:
+        yield Processes(rank, world, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))), device
+    finally:
+        dist.destroy_process_group()
