@@ -55,6 +55,11 @@ class Normalization(LipschitzLayer):
         return 1 / self.std
 
 
+def alone(mean: Tensor) -> Tensor:
+    """Return the mean over the batch in the one process that has all of it: its own."""
+    return mean
+
+
 class Centring(LipschitzLayer):
     """x -> x - mean + bias per channel: the batch's mean in training, a running one (momentum 0.1) in evaluation.
 
@@ -71,7 +76,7 @@ class Centring(LipschitzLayer):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
-        self.mean_over_all = _alone
+        self.mean_over_all = alone
 
     def forward(self, x: Tensor) -> Tensor:
         return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
@@ -80,7 +85,7 @@ class Centring(LipschitzLayer):
         """Return the mean to subtract: in training that of the batch, which the running mean follows."""
         if not self.training:
             return self.mean
-        mean = _channel_mean(x)
+        mean = self.mean_over_all(_channel_mean(x))
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
         return mean
@@ -102,6 +107,8 @@ def _channel_mean(x: Tensor) -> Tensor:
 
 class Bias(LipschitzLayer):
     """x -> x + bias per channel."""
+
+    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(alone)
 
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -127,10 +134,6 @@ def shifted(shift: Tensor, shape: tuple[int, ...]) -> ProvedMap:
     pixels = torch.Size(shape[1:]).numel()
     size = float(shift.square().sum().sqrt()) * pixels**0.5
     return ProvedMap(lambda x: x + _column(shift, x), shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
-
-
-def _alone(mean: Tensor) -> Tensor:
-    return mean
 
 
 def _column(values: Tensor, x: Tensor) -> Tensor:

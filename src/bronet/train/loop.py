@@ -7,10 +7,7 @@ uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
 
 import shlex
 
-from jaxtyping import Float
 from rich.console import Console
-from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.data import Batch, ImageSet, MixedBatches
 from bronet.models import CertifiableModel
@@ -20,13 +17,13 @@ from bronet.train.diagnosis import Snapshot
 from bronet.train.epoch_end import close_epoch, look, track_batch
 from bronet.train.forward import forward_for
 from bronet.train.interrupt import Interrupted, stop_requests
-from bronet.train.objective import objective
 from bronet.train.optimizer import build_optimizer
 from bronet.train.processes import Processes
 from bronet.train.progress import Pace, Stopwatch, display_for
 from bronet.train.run_folder import RunFolder
 from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
+from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.track import Tracker
 
@@ -43,6 +40,7 @@ def fit(
     processes: Processes | None = None,
     held_out: ImageSet | None = None,
     tracker: Tracker | None = None,
+    share_transforms: bool = False,
     resume: bool = False,
     progress: bool = True,
 ) -> float:
@@ -54,8 +52,22 @@ def fit(
     `BronetError`, and the last good checkpoint stays.
     """
     processes = processes or Processes()
-    training = _prepared(
-        recipe, model, batches, run, processes=processes, held_out=held_out, tracker=tracker or Tracker()
+    optimizer = build_optimizer(recipe.optim, model.train().parameters())
+    tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
+    forward = forward_for(model, recipe, processes, share_transforms=share_transforms)
+    training = Training(
+        recipe=recipe,
+        run=run,
+        model=model,
+        optimizer=optimizer,
+        step=TrainStep(recipe, model, optimizer, tally, forward=forward, recorded=processes.world == 1),
+        batches=batches,
+        tally=tally,
+        processes=processes,
+        snapshot=Snapshot(model),
+        average=WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None,
+        held_out=held_out,
+        tracker=tracker or Tracker(),
     )
     step, seconds = restore(training) if resume else (0, 0.0)
     count, last_step = batches.steps_per_epoch, training.total_steps
@@ -95,58 +107,12 @@ def fit(
     return watch.seconds()
 
 
-def _prepared(
-    recipe: Recipe,
-    model: CertifiableModel,
-    batches: MixedBatches,
-    run: RunFolder,
-    *,
-    processes: Processes,
-    held_out: ImageSet | None,
-    tracker: Tracker,
-) -> Training:
-    decay = recipe.train.ema_decay
-    return Training(
-        recipe=recipe,
-        run=run,
-        model=model.train(),
-        forward=forward_for(model, recipe, processes),
-        optimizer=build_optimizer(recipe.optim, model.parameters()),
-        batches=batches,
-        tally=Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes),
-        processes=processes,
-        snapshot=Snapshot(model),
-        average=WeightAverage(model, decay=decay) if decay else None,
-        held_out=held_out,
-        tracker=tracker,
-    )
-
-
 def _train_step(training: Training, step: int, batch: Batch) -> float:
     """Take one optimiser step on a batch and return its learning rate."""
-    recipe, model, optimizer = training.recipe, training.model, training.optimizer
-    count, total = training.batches.steps_per_epoch, training.total_steps
-    rate = learning_rate(recipe.optim, step=step, steps_per_epoch=count, total_steps=total)
-    optimizer.set_learning_rate(rate)
-
-    logits, gap = training.forward(batch.pixels)
+    recipe, total = training.recipe, training.total_steps
+    rate = learning_rate(recipe.optim, step=step, steps_per_epoch=training.batches.steps_per_epoch, total_steps=total)
     eps = emma_budget(recipe.loss, step=step, total_steps=total)
-    loss = objective(recipe.loss, logits, batch.labels, gap, emma_eps=eps)
-
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = _clip(model, recipe.optim.clip_norm)
-    optimizer.step()
+    training.step(batch.pixels, batch.labels, number=step, learning_rate=rate, emma_eps=eps)
     if training.average is not None:
         training.average.update()
-    training.tally.add(step=step, loss=loss, gradient_norm=norm, logits=logits, labels=batch.labels, gap_lipschitz=gap)
     return rate
-
-
-def _clip(model: nn.Module, largest: float | None) -> Float[Tensor, ""]:
-    """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if largest is not None:
-        clip_grads_with_norm_(parameters, largest, norm)
-    return norm

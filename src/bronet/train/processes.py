@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from bronet.errors import BronetError
-from bronet.layers.shift import Centring
+from bronet.layers.shift import Centring, alone
 
 WORLD_VARIABLE = "WORLD_SIZE"
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
@@ -71,10 +70,10 @@ class Processes:
         """Undo `centre_over_all`: no collective is left in the forward pass."""
         for module in model.modules():
             if isinstance(module, Centring):
-                module.mean_over_all = _alone
+                module.mean_over_all = alone
 
     def _mean(self, local: Tensor) -> Tensor:
-        total: Tensor = all_reduce(local)  # differentiable: its gradient is summed over the processes as well
+        total: Tensor = _Sum.apply(local)
         return total / self.world
 
     def _reduced(self, local: Tensor, op: "dist.ReduceOp.RedOpType") -> Tensor:
@@ -84,8 +83,22 @@ class Processes:
         return result
 
 
-def _alone(mean: Tensor) -> Tensor:
-    return mean
+class _Sum(torch.autograd.Function):
+    """The sum over all processes. Every process's loss depends on it, so its gradient is summed as well."""
+
+    @staticmethod
+    def forward(ctx, local: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+        return _summed(local)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+        return _summed(grads[0])
+
+
+def _summed(local: Tensor) -> Tensor:
+    total = local.contiguous().clone()
+    dist.all_reduce(total)
+    return total
 
 
 @contextmanager

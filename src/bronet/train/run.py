@@ -26,10 +26,12 @@ from bronet.train.weights import save_weights
 class RunOptions:
     """How a run is carried out; none of it changes what is trained.
 
-    `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard.
+    `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard;
+    `share_transforms` lets several processes share the parameter transforms instead of repeating them.
     """
 
     workers: int = 0
+    share_transforms: bool = False
     deterministic: bool = False
     track: bool = False
 
@@ -99,6 +101,7 @@ def train(
             processes=processes,
             held_out=held_out,
             tracker=tracker,
+            share_transforms=options.share_transforms,
             resume=resume,
             progress=progress,
         )

@@ -6,8 +6,6 @@ Only the first process writes; all read the same file, so after a restart every 
 import json
 from dataclasses import dataclass
 
-from torch import nn
-
 from bronet.data import ImageSet, MixedBatches
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
@@ -19,6 +17,7 @@ from bronet.train.kept_checkpoints import drop_old, older_checkpoints, set_aside
 from bronet.train.lookahead import Lookahead
 from bronet.train.processes import Processes
 from bronet.train.run_folder import RunFolder
+from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.track import Tracker
 
@@ -32,8 +31,8 @@ class Training:
     recipe: Recipe
     run: RunFolder
     model: CertifiableModel
-    forward: nn.Module
     optimizer: Lookahead
+    step: TrainStep
     batches: MixedBatches
     tally: Tally
     processes: Processes
