@@ -13,13 +13,13 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.sweep import MARK, Sweep
 
 _RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (*small_recipes(), *fast_recipes(), *bronet_recipes(), *lipconvnet_recipes())
+    recipe.name: recipe for recipe in (*small_recipes(), *bronet_recipes(), *lipconvnet_recipes(), *fast_recipes())
 }
 _SWEEPS: dict[str, Sweep] = {sweep.name: sweep for sweep in (*bronet_sweeps(), *lipconvnet_sweeps())}
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Return the names of all recipes, those of sweeps not: our own first, then in the order of the tables."""
+    """Return the names of all recipes, those of sweeps not: small ones first, short ones last."""
     return tuple(_RECIPES)
 
 
