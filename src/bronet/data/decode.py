@@ -71,11 +71,12 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
     if spec.channels not in MODES:
         raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        if least is not None:
-            # Twice the wanted size, so that the resize after it still averages.
-            image.draft(MODES[spec.channels], (2 * least, 2 * least))
-        return image.convert(MODES[spec.channels])
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            if least is not None:
+                # Twice the wanted size, so that the resize after it still averages.
+                image.draft(MODES[spec.channels], (2 * least, 2 * least))
+            return image.convert(MODES[spec.channels])
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
         raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None

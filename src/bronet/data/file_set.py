@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class FileSet:
 
     name: str
     root: Path
-    paths: NDArray[np.bytes_]
+    paths: NDArray[Any]
     labels: Int64[Tensor, "n"]
     classes: tuple[str, ...]
 

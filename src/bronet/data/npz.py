@@ -8,7 +8,7 @@ Read in pieces straight into the order the network wants, so that millions of im
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def _member(archive: zipfile.ZipFile, path: Path, keys: tuple[str, ...]) -> str:
     raise BronetError(f"{path} must hold an array named {keys[0]!r}, got {', '.join(names) or 'nothing'}")
 
 
-def _header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def _header(file: zipfile.ZipExtFile, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of an array; nothing but plain numbers in C order is accepted."""
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
@@ -79,9 +79,7 @@ def _header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[np.g
     return shape, dtype
 
 
-def _read_exactly(
-    file: IO[bytes], path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-) -> NDArray[np.generic]:
+def _read_exactly(file: zipfile.ZipExtFile, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = int(np.prod(shape)) * dtype.itemsize
     content = bytearray(file.read(size))
     if len(content) != size:

@@ -9,14 +9,16 @@ from dataclasses import replace
 from bronet.recipe.architecture import Architecture, BRONetArchitecture
 from bronet.recipe.schema import Recipe
 
-WIDTH, DENSE_WIDTH = 8, 16
+WIDTH, DENSE_WIDTH = 4, 16
+LIPCONVNET_WIDTH = 2
+"""It doubles five times on the way."""
 BRONET_DEPTH = 4
 """Layers that keep their padding widen the image by 2 each: four of them fit ImageNet's 8 x 8 neck (16 + 8 = 24)."""
-REAL_IMAGES = 4
+REAL_IMAGES = 2
 
 
 def shrink(recipe: Recipe) -> Recipe:
-    """Return the small recipe: one epoch, four real images in a batch and as many generated ones in proportion."""
+    """Return the small recipe: one epoch, two real images in a batch and generated ones in proportion."""
     real = recipe.train.batch_size - recipe.data.synthetic_batch
     generated = REAL_IMAGES * recipe.data.synthetic_batch // real
     return replace(
@@ -45,4 +47,4 @@ def _small(model: Architecture) -> Architecture:
             dense_width=DENSE_WIDTH,
             regularized_depth=min(model.regularized_depth, 1),
         )
-    return replace(model, width=WIDTH)
+    return replace(model, width=LIPCONVNET_WIDTH)
