@@ -8,7 +8,7 @@ Read in pieces straight into the order the network wants, so that millions of im
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,14 @@ from bronet.recipe.dataset import DatasetSpec
 
 IMAGE_KEYS, LABEL_KEYS = ("image", "images"), ("label", "labels")
 CHUNK_IMAGES = 4096
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """An open file, as far as it is needed here."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes."""
 
 
 def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSet:
@@ -67,7 +75,7 @@ def _member(archive: zipfile.ZipFile, path: Path, keys: tuple[str, ...]) -> str:
     raise BronetError(f"{path} must hold an array named {keys[0]!r}, got {', '.join(names) or 'nothing'}")
 
 
-def _header(file: zipfile.ZipExtFile, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _header(file: Readable, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of an array; nothing but plain numbers in C order is accepted."""
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
@@ -79,7 +87,7 @@ def _header(file: zipfile.ZipExtFile, path: Path) -> tuple[tuple[int, ...], np.d
     return shape, dtype
 
 
-def _read_exactly(file: zipfile.ZipExtFile, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _read_exactly(file: Readable, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = int(np.prod(shape)) * dtype.itemsize
     content = bytearray(file.read(size))
     if len(content) != size:
