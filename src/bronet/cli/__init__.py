@@ -11,6 +11,7 @@ import typer
 from bronet.__about__ import __version__
 from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
+from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
 from bronet.cli.info import info
 from bronet.cli.quickstart import quickstart
@@ -53,6 +54,7 @@ def bronet(
 for command in (quickstart, train, certify, report):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
+app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.command()(info)
 

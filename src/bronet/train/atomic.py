@@ -12,13 +12,15 @@ from safetensors import SafetensorError
 
 from bronet.errors import BronetError
 
+TEMPORARY_SUFFIX = ".tmp"
+
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then move it to `path`; on failure nothing is left behind.
 
     Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         try:
             temporary.touch()

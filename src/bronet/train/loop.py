@@ -20,7 +20,7 @@ from bronet.train.interrupt import Interrupted, stop_requests
 from bronet.train.optimizer import build_optimizer
 from bronet.train.processes import Processes
 from bronet.train.progress import Pace, Stopwatch, display_for
-from bronet.train.run_folder import RunFolder
+from bronet.train.run_folder import RunFolder, remove_leftovers
 from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
 from bronet.train.step import TrainStep
@@ -72,6 +72,7 @@ def fit(
     step, seconds = restore(training) if resume else (0, 0.0)
     count, last_step = batches.steps_per_epoch, training.total_steps
     if processes.is_main:
+        remove_leftovers(run)
         run.truncate_log(step // count)
     shown = progress and processes.is_main
     display = display_for(Console(), enabled=shown, total_steps=last_step, first_step=step)

@@ -22,7 +22,7 @@ from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
-from bronet.train.atomic import replace_text
+from bronet.train.atomic import TEMPORARY_SUFFIX, replace_text
 
 GIT_SECONDS = 5
 ARTEFACTS = (
@@ -125,7 +125,7 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         if not overwrite:
             raise BronetError(f"run folder {path} already holds a run; resume it, overwrite it or choose another")
         _remove_artefacts(run)
-    elif path.exists() and any(path.iterdir()):
+    elif path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -133,6 +133,18 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         raise BronetError(f"could not make run folder {path} ({error}); choose another") from None
     replace_text(run.recipe_file, to_text(recipe))
     return run
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is what a killed write left behind."""
+    return path.name.startswith(".") and path.suffix == TEMPORARY_SUFFIX
+
+
+def remove_leftovers(run: RunFolder) -> None:
+    """Remove what killed writes left behind; no other process may be writing."""
+    for path in run.path.iterdir():
+        if _is_leftover(path):
+            path.unlink(missing_ok=True)
 
 
 def open_run(path: Path) -> RunFolder:
