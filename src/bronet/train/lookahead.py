@@ -84,7 +84,8 @@ class Lookahead:
     def _state_shapes(self) -> dict[str, torch.Size]:
         """Return name and shape of every tensor that `tensors` returns after a step, slow weights not."""
         group = self.optimizer.param_groups[0]
-        keys = STATE_KEYS[type(self.optimizer)] if group.get("momentum", True) else ()
+        kept = next(keys for kind, keys in STATE_KEYS.items() if isinstance(self.optimizer, kind))
+        keys = kept if group.get("momentum", True) else ()
         return {
             f"state.{index}.{key}": torch.Size() if key in NUMBERS else parameter.shape
             for index, parameter in enumerate(self.parameters)
@@ -95,13 +96,11 @@ class Lookahead:
         """Restore what `tensors` returned. Nothing changes if a name or a shape does not fit.
 
         Numbers per parameter (NAdam's step counter) stay on the CPU, where the optimiser reads them without
-        waiting for the device, unless its steps can be recorded: then they must be on the device.
+        waiting for the device.
         """
         slow = {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
         state: dict[Tensor, dict[str, Tensor]] = {}
         wanted = self._state_shapes() if steps_taken else {}
-        recordable = self.optimizer.param_groups[0].get("capturable", False)
-        numbers_on = None if recordable else torch.device("cpu")
         for name, tensor in tensors.items():
             if name in slow and tensor.shape == slow[name].shape:
                 continue
@@ -113,7 +112,7 @@ class Lookahead:
                 )
             _, index, key = name.split(".")
             parameter = self.parameters[int(index)]
-            device = numbers_on or parameter.device if key in NUMBERS else parameter.device
+            device = torch.device("cpu") if key in NUMBERS else parameter.device
             state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)
         if missing := slow.keys() - tensors.keys():
             raise BronetError(f"optimiser state {min(missing)} is missing: was Lookahead off in that run?")
