@@ -3,6 +3,7 @@
 The digits shipped with the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (Section 5), and folders of one's own.
 """
 
+from bronet.data.ahead import prepared_ahead
 from bronet.data.augment import augment
 from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, steps_per_epoch
 from bronet.data.file_set import FileSet
@@ -39,6 +40,7 @@ __all__ = [
     "load_images",
     "open_images",
     "open_synthetic",
+    "prepared_ahead",
     "steps_per_epoch",
     "stratified_split",
 ]

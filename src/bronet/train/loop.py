@@ -9,7 +9,7 @@ import shlex
 
 from rich.console import Console
 
-from bronet.data import Batch, ImageSet, MixedBatches
+from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
 from bronet.train.average import WeightAverage
@@ -80,7 +80,7 @@ def fit(
     pace = Pace(watch)
     training.snapshot.take(step)
     with stop_requests() as stop, display:
-        for batch in batches.between(step, last_step):
+        for batch in prepared_ahead(batches.between(step, last_step), batches.device):
             rate = _train_step(training, step, batch)
             step += 1
             pace.images += plan.batch_size
