@@ -40,17 +40,20 @@ def train_with_kills(folder: Path, kills: int, seed: int) -> int:
     """Train in two processes, kill one of them at random moments, and return how many kills hit."""
     draw = random.Random(seed)
     moments = sorted(draw.sample(range(2, EPOCHS - 8), kills))
-    command = [*torchrun_words(2, f"--max-restarts={kills + 2}"), *train_words(folder, *RUN)]
-    hits, errors = 0, (folder.parent / "stderr.txt").open("w")
+    command = [*torchrun_words(2, f"--max-restarts={kills}"), *train_words(folder, *RUN)]
+    hits, seen, errors = 0, 0, (folder.parent / "stderr.txt").open("w")
     with errors, subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors) as agent:
         deadline = time.monotonic() + PATIENCE
         while agent.poll() is None:
-            assert time.monotonic() < deadline, "the run hangs"
+            if time.monotonic() > deadline:
+                agent.terminate()
+                pytest.fail("the run hangs")
             workers = children(agent.pid)
-            if hits < kills and len(workers) >= 2 and epochs_done(folder) >= moments[hits]:
+            if hits < kills and len(workers) >= 2 and epochs_done(folder) >= max(moments[hits], seen + 1):
                 time.sleep(draw.random() * 0.1)  # anywhere within a step, an epoch's end or a checkpoint
                 os.kill(draw.choice(workers[-2:]), signal.SIGKILL)
                 hits += 1
+                seen = epochs_done(folder)
                 deadline = time.monotonic() + PATIENCE
                 while set(children(agent.pid)) & set(workers) and agent.poll() is None:
                     time.sleep(0.02)

@@ -101,6 +101,18 @@ def _summed(local: Tensor) -> Tensor:
     return total
 
 
+def _meeting_place(restarts: int) -> dist.Store:
+    """Return the store in which the processes find each other's addresses.
+
+    torchrun keeps one store over its restarts, with the addresses of processes that are gone: each attempt gets its
+    own part of it. Several machines count their restarts separately; there torchrun must make new stores
+    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see docs/training.md).
+    """
+    store: dist.Store = next(iter(dist.rendezvous("env://")))[0]  # type: ignore[attr-defined]
+    one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return dist.PrefixStore(f"attempt {restarts}", store) if one_machine else store  # type: ignore[attr-defined]
+
+
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.device]]:
     """Join the processes that torchrun started, if it did; yield them and this process's device.
@@ -120,8 +132,9 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    dist.init_process_group(BACKENDS[device.type])
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    dist.init_process_group(BACKENDS[device.type], store=_meeting_place(restarts), rank=rank, world_size=world)
     try:
-        yield Processes(rank, world, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))), device
+        yield Processes(rank, world, restarts), device
     finally:
         dist.destroy_process_group()
