@@ -18,9 +18,10 @@ from bronet.attack.run import attack_run, summary
 from bronet.attack.target import AttackPlan, Target
 from bronet.certify.hashes import file_hash
 from bronet.certify.rows import read_rows, write_rows
-from bronet.certify.run import certify_run, load_images, load_model
+from bronet.certify.run import certify_run, load_model
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
+from bronet.data import load_images
 from bronet.train import open_run
 from tiny_run import train_tiny_run
 
@@ -111,7 +112,7 @@ def test_a_false_certificate_stops_the_attack_and_names_the_image(copy: Path) ->
 def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None:
     run = open_run(copy)
     model = load_model(run, run.recipe()).requires_grad_(False)
-    images = load_images(run.recipe(), "test", IMAGES)
+    images = load_images(run.recipe().data, "test", limit=IMAGES)
     honest = prove(model)
     name, layer = honest.layers[1]
     false = replace(layer, lipschitz=layer.lipschitz / 20)

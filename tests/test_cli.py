@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bronet.__about__ import __version__
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text
+from bronet.recipe import from_text, named_recipe, override, recipe_names, sweep_names, to_text
 
 COMMANDS = ("quickstart", "train", "certify", "report", "verify", "attack", "recipes", "info")
 HELP_SECONDS = 0.5
@@ -144,8 +144,8 @@ def test_a_shown_recipe_reads_back_as_itself(name: str) -> None:
 
 def test_the_list_of_recipes_counts_parameters() -> None:
     lines = run.invoke(app, ["recipes"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names()]
-    medium = next(line for line in lines if line.startswith("cifar10/bronet-m"))
+    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names(), *sweep_names()]
+    medium = next(line for line in lines if line.split()[0] == "cifar10/bronet-m")
     assert medium.split() == ["cifar10/bronet-m", "cifar10", "36,545,034", "800", "256"]
 
 

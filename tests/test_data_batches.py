@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bronet.data.batches import epoch_batches, epoch_order, generator_for, stable_hash, steps_per_epoch
+from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, stable_hash, steps_per_epoch
 from bronet.errors import BronetError
 
 
@@ -36,34 +36,36 @@ def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:
     assert not torch.equal(*orders)
 
 
-@given(n=st.integers(1, 200), batch_size=st.integers(1, 200), data=st.data())
-def test_a_resumed_epoch_is_the_tail_of_the_whole_one(n: int, batch_size: int, data: st.DataObject) -> None:
-    batch_size = min(n, batch_size)
-    steps = steps_per_epoch(n, batch_size)
-    start = data.draw(st.integers(0, steps))
-    whole = list(epoch_batches(n, batch_size, seed=3, epoch=5))
-    tail = list(epoch_batches(n, batch_size, seed=3, epoch=5, start_step=start))
-    assert [step for step, _ in whole] == list(range(steps))
-    assert [step for step, _ in tail] == list(range(start, steps))
-    for (_, expected), (_, found) in zip(whole[start:], tail, strict=True):
-        assert torch.equal(expected, found)
+@given(n=st.integers(1, 50), size=st.integers(1, 70), steps=st.integers(1, 12))
+def test_an_endless_stream_visits_every_image_once_a_pass(n: int, size: int, steps: int) -> None:
+    batches = [endless_batch(n, size, seed=1, purpose="extra", step=step) for step in range(steps)]
+    assert {len(batch) for batch in batches} == {size}
+    visited = torch.cat(batches).tolist()
+    for start in range(0, len(visited) - n + 1, n):
+        assert sorted(visited[start : start + n]) == list(range(n))
 
 
-@given(n=st.integers(1, 200), batch_size=st.integers(1, 200))
-def test_batches_are_full_and_share_no_image(n: int, batch_size: int) -> None:
-    batch_size = min(n, batch_size)
-    batches = [index for _, index in epoch_batches(n, batch_size, seed=0, epoch=0)]
-    assert {len(index) for index in batches} == {batch_size}
-    visited = torch.cat(batches)
-    assert len(set(visited.tolist())) == len(visited) == n // batch_size * batch_size
+def test_passes_of_a_stream_have_orders_of_their_own() -> None:
+    first, second = (endless_batch(40, 40, seed=1, purpose="extra", step=step) for step in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, endless_batch(40, 40, seed=1, purpose="other", step=0))
+
+
+@given(size=st.integers(1, 20), world=st.integers(1, 6))
+def test_the_shares_of_all_processes_are_the_batch(size: int, world: int) -> None:
+    draws = torch.arange(size * world)
+    shares = [Share.of_rank(size * world, rank=rank, world=world) for rank in range(world)]
+    assert torch.equal(torch.cat([share.cut(draws) for share in shares]), draws)
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
+    with pytest.raises(BronetError, match="multiple of the 3 processes, got 10"):
+        Share.of_rank(10, rank=0, world=3)
 
 
 @pytest.mark.parametrize(
-    ("n", "batch_size", "start_step", "named"),
-    [(10, 11, 0, "at most .* = 10, got 11"), (10, 0, 0, "at least 1, got 0"), (10, 5, 3, "<= 2, got 3")],
+    ("n", "batch_size", "named"), [(10, 11, "at most .* = 10, got 11"), (10, 0, "at least 1, got 0")]
 )
-def test_impossible_batches_are_refused_before_the_first_one(
-    n: int, batch_size: int, start_step: int, named: str
-) -> None:
+def test_impossible_batches_are_refused(n: int, batch_size: int, named: str) -> None:
     with pytest.raises(BronetError, match=named):
-        epoch_batches(n, batch_size, seed=0, epoch=0, start_step=start_step)
+        steps_per_epoch(n, batch_size)

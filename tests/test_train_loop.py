@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import BRONetArchitecture, Recipe, dataset_spec, named_recipe, override
@@ -57,6 +58,12 @@ def build(recipe: Recipe) -> CertifiableModel:
     return build_model(recipe.model, dataset_spec(recipe.data.name), seed=recipe.train.seed)
 
 
+def digits(recipe: Recipe) -> MixedBatches:
+    images = training_set(recipe.data)
+    assert isinstance(images, ImageSet)
+    return MixedBatches(recipe, ResidentStream(images), device=torch.device("cpu"))
+
+
 def log_without_times(run: RunFolder) -> list[dict[str, object]]:
     entries = [json.loads(line) for line in run.log.read_text().splitlines()]
     return [{key: value for key, value in entry.items() if key not in TIMES} for entry in entries]
@@ -80,13 +87,12 @@ def interrupt(logits: torch.Tensor) -> torch.Tensor:
 def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> RunFolder:
     """Run to the end with a real SIGINT after each of these steps."""
     run = create_run(path, recipe)
-    images = training_set(recipe.data)
     done = 0
     for step in steps:
         model = build(recipe)
         at_forward(model, step - done, interrupt)
         with pytest.raises(Interrupted, match=f"after step {step} of .* bronet train --resume") as stopped:
-            fit(recipe, model, images, run, resume=done > 0, progress=False)
+            fit(recipe, model, digits(recipe), run, resume=done > 0, progress=False)
         assert stopped.value.exit_code == 130
         done = step
     train(recipe, path, resume=True, progress=False)
@@ -151,9 +157,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path:
     model = build(recipe)
     at_forward(model, 7, lambda logits: logits * bad)
     with pytest.raises(BronetError, match=r"at step 7; .* holds the last good state: lower optim\.lr") as error:
-        fit(recipe, model, training_set(recipe.data), run, progress=False)
+        fit(recipe, model, digits(recipe), run, progress=False)
     assert "\n" not in str(error.value)
-    fit(recipe, build(recipe), training_set(recipe.data), run, resume=True, progress=False)
+    fit(recipe, build(recipe), digits(recipe), run, resume=True, progress=False)
     assert len(log_without_times(run)) == EPOCHS
 
 
@@ -186,7 +192,7 @@ def test_held_out_images_are_not_trained_on() -> None:
     [
         (["train.batch_size=500"], "batch size must be at most the number of training images = 200"),
         (["data.held_out=5000"], "held-out images must satisfy"),
-        (["data.name=tiny-imagenet", "data.held_out=0"], "loader"),
+        (["data.name=tiny-imagenet", "data.held_out=0"], "must be in .* as the folder tiny-imagenet-200"),
         (["data.randaugment_probability=0.5"], "RandAugment needs"),
     ],
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from bronet.errors import BronetError
 
+TEMPORARY_SUFFIX = ".tmp"
+
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then move it to `path`; on failure nothing is left behind.
@@ -18,7 +20,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to; `write`
     reports the system's errors as `OSError`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ from bronet.attack.target import AttackPlan, Target
 from bronet.certify.hashes import file_hash, images_hash
 from bronet.certify.network import prove
 from bronet.certify.rows import read_rows
-from bronet.certify.run import CertificateFiles, load_images, load_model
-from bronet.data import ImageSet
+from bronet.certify.run import CertificateFiles, load_model
+from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.radius import implied_radius
@@ -59,7 +59,7 @@ def attack_run(
         require_autoattack()
     run = open_run(Path(run_dir))
     recipe = run.recipe()
-    images = load_images(recipe, plan.split, limit, data_dir=data_dir).to(device)
+    images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir).to(device)
     model = load_model(run, recipe, device=device)
     target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"

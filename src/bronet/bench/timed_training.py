@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.data import ImageSet, augment, epoch_batches, generator_for
+from bronet.data import ImageSet, augment, epoch_order, generator_for, steps_per_epoch
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
@@ -58,10 +58,13 @@ def train_for(model: CertifiableModel, recipe: Recipe, images: ImageSet, budget:
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device)
     step = TrainStep(recipe, model.train(), build_optimizer(recipe.optim, model.parameters()), tally)
     taken, epoch, used = 0, 0, 0.0
+    batch = recipe.train.batch_size
+    count = steps_per_epoch(len(images), batch)
     start = time.perf_counter()
     while used < 1:
         tally.reset()
-        for _, chosen in epoch_batches(len(images), recipe.train.batch_size, seed=recipe.train.seed, epoch=epoch):
+        order = epoch_order(len(images), seed=recipe.train.seed, epoch=epoch)
+        for chosen in order[: count * batch].split(batch):
             _one_step(step, recipe, images, chosen, number=taken, used=used)
             taken += 1
             if device.type == "cuda" and taken % _LOOK_EVERY == 0:

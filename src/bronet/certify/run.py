@@ -21,11 +21,9 @@ from bronet.certify.hashes import Json, file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.rows import Row, write_rows
-from bronet.data import ImageSet, load_dataset
-from bronet.errors import BronetError
+from bronet.data import ImageSet, load_images
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import Recipe, parse_budget
 from bronet.train.run_folder import RunFolder, open_run
 from bronet.train.weights import load_weights
@@ -58,19 +56,9 @@ class CertifiedRun:
 
 def load_model(run: RunFolder, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
     """Return the trained network of a run, in evaluation mode."""
-    model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device)
+    model = build_model(recipe.model, recipe.data.spec(), device=device)
     load_weights(run.weights, model)
     return model.eval()
-
-
-def load_images(recipe: Recipe, split: str, limit: int | None, *, data_dir: Path | str | None = None) -> ImageSet:
-    """Return the first `limit` images of a split of the run's data set, or all."""
-    images = load_dataset(recipe.data.name, split, data_dir=data_dir)
-    if limit is None:
-        return images
-    if limit < 1:
-        raise BronetError(f"limit must be at least 1 image, got {limit}")
-    return images.subset(torch.arange(min(limit, len(images))))
 
 
 def certify_run(
@@ -97,7 +85,7 @@ def certify_run(
     budgets = eps or recipe.certify.eps
     for budget in budgets:
         parse_budget(budget)
-    images = load_images(recipe, split, limit, data_dir=data_dir).to(device)
+    images = load_images(recipe.data, split, data_dir=data_dir, limit=limit).to(device)
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()
     network = prove(model)

@@ -14,7 +14,8 @@ import torch
 from bronet.certify.hashes import SEAL, Json, file_hash, images_hash, sealed
 from bronet.certify.network import prove
 from bronet.certify.rows import Row, read_rows
-from bronet.certify.run import CertificateFiles, load_images, load_model
+from bronet.certify.run import CertificateFiles, load_model
+from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.train.run_folder import open_run
 
@@ -53,7 +54,9 @@ def verify_run(
     if facts.get("targeted_sha256") is not None:
         _same(files.targeted.name, file_hash(files.targeted), facts["targeted_sha256"])
     recipe = run.recipe()
-    images = load_images(recipe, str(facts["split"]), int(str(facts["images"])), data_dir=data_dir).to(device)
+    images = load_images(recipe.data, str(facts["split"]), limit=int(str(facts["images"])), data_dir=data_dir).to(
+        device
+    )
     _same(f"images of {recipe.data.name}", images_hash(images), facts.get("images_sha256"))
 
     network = prove(load_model(run, recipe, device=device))

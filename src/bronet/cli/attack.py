@@ -58,8 +58,8 @@ def attack(
     from bronet.attack.judge import CertificateBrokenError
     from bronet.attack.run import attack_run
     from bronet.attack.target import AttackPlan
-    from bronet.certify.run import load_images
     from bronet.cli.console import counting, open_console, say
+    from bronet.data import load_images
     from bronet.train import open_run
 
     console = open_console()
@@ -74,7 +74,7 @@ def attack(
         batch_size=batch_size,
     )
     place = device_name(device)
-    total = len(load_images(open_run(run).recipe(), split.value, limit, data_dir=data_dir))
+    total = len(load_images(open_run(run).recipe().data, split.value, limit=limit, data_dir=data_dir))
     try:
         with counting(console, total, "attacking") as show:
             result = attack_run(

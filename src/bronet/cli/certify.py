@@ -105,7 +105,7 @@ def certify_folder(
         parse_budget(radius, name="--eps")
     recipe = open_run(folder).recipe()
     place = device_name(device)
-    count = len(fetch_dataset(recipe.data.name, split, data_dir=data_dir, download=download))
+    count = len(fetch_dataset(recipe.data, split, data_dir=data_dir, download=download))
     with counting(console, count if limit is None else min(limit, count), "certifying") as show:
         certify_run(
             folder,

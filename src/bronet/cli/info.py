@@ -55,18 +55,21 @@ def _installation(data_dir: Path | None) -> Facts:
 
 def _data_sets(data_dir: Path | None) -> Facts:
     """Return where each data set lies; a name alone says nothing about what the files hold."""
-    import os
-
-    from bronet.data import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
+    from bronet.data import data_folder, tiny_imagenet
     from bronet.data.cifar import LAYOUTS
+    from bronet.data.load import IMAGENET
 
-    folder = Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR)
+    folder = data_folder(data_dir)
     facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
     for name, layout in LAYOUTS.items():
-        places = [folder / layout.folder, folder / layout.archive]
-        found = next((str(place) for place in places if place.exists()), f"not found; see {layout.url}")
-        facts += [(name, found)]
-    return facts
+        facts += [(name, _found(folder, (layout.folder, layout.archive), f"see {layout.url}"))]
+    archive = (tiny_imagenet.FOLDER, tiny_imagenet.ARCHIVE)
+    facts += [(tiny_imagenet.NAME, _found(folder, archive, f"see {tiny_imagenet.URL}"))]
+    return [*facts, (IMAGENET, _found(folder, (IMAGENET,), "see docs/training.md"))]
+
+
+def _found(folder: Path, names: tuple[str, ...], advice: str) -> str:
+    return next((str(folder / name) for name in names if (folder / name).exists()), f"not found; {advice}")
 
 
 def _contents(run: "RunFolder") -> Facts:

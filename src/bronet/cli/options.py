@@ -11,7 +11,8 @@ import typer
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
-    from bronet.data import ImageSet
+    from bronet.data import FileSet, ImageSet
+    from bronet.recipe import DataRecipe
 
 
 class Device(StrEnum):
@@ -61,8 +62,8 @@ def device_name(device: Device) -> str:
     return device.value
 
 
-def fetch_dataset(name: str, split: Split, *, data_dir: Path | None, download: bool) -> "ImageSet":
-    """Return the images; with `download`, files that are missing are fetched first."""
-    from bronet.data import load_dataset
+def fetch_dataset(data: "DataRecipe", split: Split, *, data_dir: Path | None, download: bool) -> "ImageSet | FileSet":
+    """Return the images or their files; with `download`, archives that are missing are fetched first."""
+    from bronet.data import open_images
 
-    return load_dataset(name, split.value, data_dir=data_dir, download=download)
+    return open_images(data, split.value, data_dir=data_dir, download=download)

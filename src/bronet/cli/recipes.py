@@ -1,19 +1,25 @@
 """`bronet recipes`: what can be trained by name."""
 
-from typing import Annotated, Any
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bronet.recipe import Recipe
 
 LIST = "list"
 
 
 class ListByDefault(TyperGroup):
-    """A group that lists the recipes when no command is given."""
+    """A group that lists the recipes when no command is given, with or without a table's number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after `bronet recipes`."""
-        return super().parse_args(ctx, args or [LIST])
+        return super().parse_args(ctx, [LIST, *args] if not args or args[0] == "--table" else args)
 
 
 app = typer.Typer(cls=ListByDefault)
@@ -21,7 +27,7 @@ app = typer.Typer(cls=ListByDefault)
 
 @app.callback()
 def recipes() -> None:
-    """List the named recipes, or show one as YAML.
+    """List the named recipes and sweeps, or show one as YAML.
 
     Example:  bronet recipes show digits/quickstart > mine.yaml
 
@@ -30,32 +36,37 @@ def recipes() -> None:
 
 
 @app.command(LIST)
-def list_recipes() -> None:
-    """List the recipes with their parameters, epochs and batch size.
+def list_recipes(
+    table: Annotated[
+        int | None,
+        typer.Option("--table", metavar="N", help="Only one table of the paper, with its numbers.", show_default=False),
+    ] = None,
+) -> None:
+    """List the recipes with their parameters, epochs and batch size; of one TABLE, beside the paper's numbers.
 
-    Example:  bronet recipes
+    Example:  bronet recipes --table 1
 
     Writes nothing.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from bronet.cli.console import open_console
-    from bronet.models import build_model
-    from bronet.recipe import dataset_spec, named_recipe, recipe_names
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("data set")
-    for heading in ("parameters", "epochs", "batch"):
-        table.add_column(heading, justify="right")
-    for name in recipe_names():
-        recipe = named_recipe(name)
-        model = build_model(recipe.model, dataset_spec(recipe.data.name), device="meta")
-        count = sum(parameter.numel() for parameter in model.parameters())
-        cells = (name, recipe.data.name, f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size))
-        table.add_row(*(Text(cell) for cell in cells))
-    open_console().print(table)
+    open_console().print(_all_recipes() if table is None else _paper_table(table))
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A sweep that the list shows.", show_default=False)],
+) -> None:
+    """Print the commands that train all members of a sweep, one per line.
+
+    Example:  bronet recipes sweep cifar100/la-beta | sh
+
+    Writes nothing.
+    """
+    from bronet.recipe import named_sweep
+
+    for member in named_sweep(name).members():
+        typer.echo(shlex.join(["bronet", "train", member.name]))
 
 
 @app.command()
@@ -71,3 +82,58 @@ def show(
     from bronet.recipe import named_recipe, to_text
 
     typer.echo(to_text(named_recipe(name)), nl=False)
+
+
+def _all_recipes() -> "Table":
+    """Return every recipe, then every sweep with the number of its members."""
+    from bronet.recipe import named_recipe, named_sweep, recipe_names, sweep_names
+
+    table = _empty_table("recipe", "data set", numbers=("parameters", "epochs", "batch"))
+    for name in recipe_names():
+        _add(table, name, *_facts(named_recipe(name)))
+    for name in sweep_names():
+        members = list(named_sweep(name).members())
+        data, _, *rest = _facts(members[0])
+        _add(table, name, data, f"{len(members)} members", *rest)
+    return table
+
+
+def _paper_table(number: int) -> "Table":
+    """Return the rows of a table of the paper; quoted rows have no recipe."""
+    from bronet.recipe import paper_rows, recipe_names, sweep_names
+    from bronet.recipe.sweep import MARK
+
+    known = {*recipe_names(), *sweep_names()}
+    table = _empty_table("row", "data", "recipe", numbers=("clean", "36/255", "72/255", "108/255"))
+    table.add_column("others")
+    for row in paper_rows(number):
+        recipe = row.recipe if row.recipe.partition(MARK)[0] in known else "-"
+        numbers = ("-" if value is None else f"{value:g}" for value in (row.clean, *row.certified))
+        others = ", ".join(f"{key} {value:g}" for key, value in row.others.items())
+        _add(table, row.row, row.group, recipe, *numbers, others)
+    return table
+
+
+def _facts(recipe: "Recipe") -> tuple[str, str, str, str]:
+    from bronet.models import build_model
+
+    model = build_model(recipe.model, recipe.data.spec(), device="meta")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return recipe.data.name, f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size)
+
+
+def _empty_table(*words: str, numbers: tuple[str, ...]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in words:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _add(table: "Table", *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(cell) for cell in cells))

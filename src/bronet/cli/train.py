@@ -1,5 +1,6 @@
 """`bronet train`: from a recipe to a run folder with trained weights."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from bronet.recipe import Recipe
-    from bronet.train import RunFolder
+    from bronet.train import RunFolder, RunOptions
 
 RUNS = Path("runs")
 RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
@@ -52,6 +53,16 @@ def train(
     download: DownloadOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Processes that decode image files (ImageNet).", metavar="N")
+    ] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Repeat bits on a GPU, somewhat slower; a CPU always does.")
+    ] = False,
+    track: Annotated[bool, typer.Option("--track", help="Write for TensorBoard, too (needs bronet[track]).")] = False,
+    share_transforms: Annotated[
+        bool, typer.Option("--share-transforms", help="Let the processes of torchrun share parameter transforms.")
+    ] = False,
 ) -> None:
     """Train the network of a recipe.
 
@@ -59,8 +70,11 @@ def train(
 
     Writes into the run folder: recipe.yaml (every setting), log.jsonl (one line per epoch),
     checkpoint.safetensors (to resume from), model.safetensors (the weights) and record.json.
-    Ctrl-C saves the state and says how to resume.
+    Ctrl-C saves the state and says how to resume. On several GPUs:
+    torchrun --nproc-per-node=8 -m bronet train ... (see docs/training.md).
     """
+    from bronet.train import RunOptions
+
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
@@ -74,8 +88,12 @@ def train(
         resume=resume,
         overwrite=overwrite,
         command=typed_command(),
+        options=RunOptions(
+            workers=workers, deterministic=deterministic, track=track, share_transforms=share_transforms
+        ),
     )
-    typer.echo(f"trained: {run.path}\nnext:    bronet certify {shlex.quote(str(run.path))}")
+    if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes speaks for all
+        typer.echo(f"trained: {run.path}\nnext:    bronet certify {shlex.quote(str(run.path))}")
 
 
 def train_recipe(
@@ -88,6 +106,7 @@ def train_recipe(
     resume: bool = False,
     overwrite: bool = False,
     command: str,
+    options: "RunOptions | None" = None,
 ) -> "RunFolder":
     """Train a recipe; a stop by a signal ends the process with the signal's status."""
     from bronet.train import Interrupted
@@ -95,10 +114,17 @@ def train_recipe(
 
     place = device_name(device)
     if download:
-        fetch_dataset(recipe.data.name, Split.TRAIN, data_dir=data_dir, download=True)
+        fetch_dataset(recipe.data, Split.TRAIN, data_dir=data_dir, download=True)
     try:
         return train_run(
-            recipe, folder, device=place, data_dir=data_dir, resume=resume, overwrite=overwrite, command=command
+            recipe,
+            folder,
+            device=place,
+            data_dir=data_dir,
+            resume=resume,
+            overwrite=overwrite,
+            command=command,
+            options=options,
         )
     except Interrupted as stopped:
         typer.echo(str(stopped), err=True)

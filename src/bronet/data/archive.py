@@ -7,6 +7,7 @@ process doing the same leave nothing half-unpacked under the final name.
 import shutil
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -18,10 +19,10 @@ PUBLIC_FOLDER_MODE = 0o755
 
 
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
-    """Make `folder` from the member of that name in the tar file `archive`, whose MD5 is `md5`.
+    """Make `folder` from the member of that name in the tar or zip file `archive`, whose MD5 is `md5`.
 
     Members that point outside the folder, links out of it and special files are refused (tarfile's "data"
-    filter).
+    filter) or stripped of what points outside (zipfile).
     """
     check_md5(archive, md5, named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
@@ -29,19 +30,27 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     except OSError as error:
         raise BronetError(f"cannot write to {folder.parent}: {error.strerror}; make the folder writable") from None
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
+        _extract(archive, scratch)
         unpacked = scratch / folder.name
         if not unpacked.is_dir():
             raise BronetError(f"{archive} must hold a folder {folder.name}, got none: get it again from {url}")
         unpacked.chmod(PUBLIC_FOLDER_MODE)
         _rename(unpacked, folder)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise BronetError(f"cannot unpack {archive} ({error}): delete it and get it again from {url}") from None
     except OSError as error:
         raise BronetError(f"cannot unpack {archive} to {folder}: {error.strerror or error}; free some space") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as content:
+            content.extractall(folder)
+        return
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
 
 
 def _rename(unpacked: Path, folder: Path) -> None:

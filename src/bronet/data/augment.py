@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
+from bronet.data.batches import Share
 from bronet.data.gather import gather_pixels
 from bronet.data.rand_augment import rand_augment
 from bronet.errors import BronetError
@@ -23,41 +24,48 @@ def augment(
     flip: bool,
     randaugment_probability: float,
     scale: int = BYTE_SCALE,
+    share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return the images cropped, then flipped, then RandAugmented, as bytes of the same scale.
 
     `crop_padding` 0, `flip` False and `randaugment_probability` 0 switch a part off. RandAugment's operations
-    mean the full range of a byte, so images of another `scale` (the digits: 16) refuse it.
+    mean the full range of a byte, so images of another `scale` (the digits: 16) refuse it. With a `share` the
+    images are that part of a larger batch, and come out as they would within it.
     """
+    share = share or Share.whole(len(images))
     if crop_padding:
-        images = random_crop(images, crop_padding, generator)
+        images = random_crop(images, crop_padding, generator, share=share)
     if flip:
-        images = random_flip(images, generator)
+        images = random_flip(images, generator, share=share)
     if randaugment_probability:
         if scale != BYTE_SCALE:
             raise BronetError(
                 f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; "
                 "set the probability of RandAugment to 0 for this data set"
             )
-        images = rand_augment(images, generator, probability=randaugment_probability)
+        images = rand_augment(images, generator, probability=randaugment_probability, share=share)
     return images
 
 
 def random_crop(
-    images: Shaped[Tensor, "n c h w"], padding: int, generator: torch.Generator
+    images: Shaped[Tensor, "n c h w"], padding: int, generator: torch.Generator, *, share: Share | None = None
 ) -> Shaped[Tensor, "n c h w"]:
     """Return a window of each image padded with zeros all round: of the image's size, uniformly placed."""
     if padding < 0:
         raise BronetError(f"crop padding must be at least 0, got {padding}")
     n, _, height, width = images.shape
-    device = images.device
-    shift = torch.randint(-padding, padding + 1, (2, n, 1, 1), generator=generator, device=device)
+    device, share = images.device, share or Share.whole(n)
+    drawn = torch.randint(-padding, padding + 1, (2, share.total, 1, 1), generator=generator, device=device)
+    shift = share.cut(drawn, dim=1)
     row = torch.arange(height, device=device).view(1, height, 1) + shift[0]
     column = torch.arange(width, device=device).view(1, 1, width) + shift[1]
     return gather_pixels(images, row, column)
 
 
-def random_flip(images: Shaped[Tensor, "n c h w"], generator: torch.Generator) -> Shaped[Tensor, "n c h w"]:
+def random_flip(
+    images: Shaped[Tensor, "n c h w"], generator: torch.Generator, *, share: Share | None = None
+) -> Shaped[Tensor, "n c h w"]:
     """Return each image mirrored left to right with probability 1/2."""
-    mirrored = torch.randint(0, 2, (len(images), 1, 1, 1), generator=generator, device=images.device)
-    return torch.where(mirrored.bool(), images.flip(-1), images)
+    share = share or Share.whole(len(images))
+    mirrored = torch.randint(0, 2, (share.total, 1, 1, 1), generator=generator, device=images.device)
+    return torch.where(share.cut(mirrored).bool(), images.flip(-1), images)

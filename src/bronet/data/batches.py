@@ -6,10 +6,11 @@ those of one torch version and one kind of device; another version may draw diff
 """
 
 import hashlib
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from bronet.errors import BronetError
@@ -17,6 +18,38 @@ from bronet.errors import BronetError
 SEED_BYTES = 8
 LARGEST_SEED = 2**63 - 1
 """`manual_seed` takes signed 64-bit integers."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part `start` to `stop` of a batch of `total` images that one process works on.
+
+    Draws are made for the whole batch and cut, so that the images of a batch do not depend on how it is shared.
+    """
+
+    start: int
+    stop: int
+    total: int
+
+    @classmethod
+    def whole(cls, total: int) -> "Share":
+        """Return the share of a process that works alone."""
+        return cls(0, total, total)
+
+    @classmethod
+    def of_rank(cls, total: int, *, rank: int, world: int) -> "Share":
+        """Return the share of process `rank` of `world`; they must divide the batch evenly."""
+        if total % world:
+            raise BronetError(
+                f"images per batch must be a multiple of the {world} processes, got {total}; "
+                "change train.batch_size (or data.synthetic_batch) or the number of processes"
+            )
+        size = total // world
+        return cls(rank * size, (rank + 1) * size, total)
+
+    def cut(self, draws: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
+        """Return this share of draws for the whole batch, which lies along `dim`."""
+        return draws.narrow(dim, self.start, self.stop - self.start)
 
 
 def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
@@ -50,16 +83,24 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
     return n // batch_size
 
 
-def epoch_batches(
-    n: int, batch_size: int, *, seed: int, epoch: int, start_step: int = 0
-) -> Iterator[tuple[int, Int64[Tensor, "b"]]]:
-    """Return pairs (step, index of the batch's images) from `start_step` to the end of the epoch.
+def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> Int64[Tensor, "size"]:
+    """Return the images that step `step` takes from a stream that visits n images pass after pass.
 
-    All batches have `batch_size` images and no image comes twice; the last n mod `batch_size` images of the
-    order are left out of this epoch. Starting late gives exactly the tail of the whole epoch.
+    Each pass has its own order, and a batch may reach from one into the next, so n need not be a multiple of
+    `size`: generated images are visited at their own pace. The result depends on the arguments only.
     """
-    steps = steps_per_epoch(n, batch_size)
-    if not 0 <= start_step <= steps:
-        raise BronetError(f"start step must satisfy 0 <= step <= {steps}, got {start_step}")
-    order = epoch_order(n, seed=seed, epoch=epoch)
-    return ((step, order[step * batch_size : (step + 1) * batch_size]) for step in range(start_step, steps))
+    if n < 1 or size < 1:
+        raise BronetError(f"images and batch size must be at least 1, got {n} and {size}")
+    first, parts = step * size, []
+    while first < (step + 1) * size:
+        number, position = divmod(first, n)
+        taken = min(n - position, (step + 1) * size - first)
+        parts.append(_pass_order(n, seed, purpose, number)[position : position + taken])
+        first += taken
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=2)
+def _pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, "n"]:
+    """Consecutive steps share a pass, and millions of images take a while to shuffle: two passes are kept."""
+    return torch.randperm(n, generator=generator_for(seed, purpose, number))

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
+from bronet.data.batches import Share
 from bronet.data.geometric import IDENTITY_MAP, Affine, fixed_point, rotation, shear, translation, warp
 from bronet.data.photometric import (
     MAX_LEVEL,
@@ -87,6 +88,7 @@ def rand_augment(
     num_ops: int = 2,
     magnitude: int = 9,
     probability: float = 0.5,
+    share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return each image, with `probability`, after `num_ops` operations drawn uniformly with replacement.
 
@@ -98,13 +100,15 @@ def rand_augment(
         raise BronetError(f"operations of RandAugment must be at least 0, got {num_ops}")
     if not 0 <= probability <= 1:
         raise BronetError(f"probability of RandAugment must satisfy 0 <= p <= 1, got {probability}")
-    n, device = len(images), images.device
+    share, device = share or Share.whole(len(images)), images.device
+    n = share.total
     fixed = op_tables(magnitude, *images.shape[-2:]).to(device)
     chosen = torch.rand(n, generator=generator, device=device) < probability
     ops = torch.randint(len(Op), (num_ops, n), generator=generator, device=device)
     reversals = torch.randint(2, (num_ops, n), generator=generator, device=device)
     for op, reverse in zip(ops.unbind(), reversals.unbind(), strict=True):
-        images = apply_ops(images, torch.where(chosen, op, int(Op.IDENTITY)), reverse, fixed)
+        wanted = torch.where(chosen, op, int(Op.IDENTITY))
+        images = apply_ops(images, share.cut(wanted), share.cut(reverse), fixed)
     return images
 
 

@@ -4,6 +4,8 @@ The torch twin (`layers.shift.Centring`, then `layers.activation.MaxMin`) makes 
 is one byte per pair, instead of the activations.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -105,9 +107,15 @@ def shifted_maxmin(
 
 
 def shifted_maxmin_backward(
-    g: Float[Tensor, "pixels c b"], swapped: Int8[Tensor, "pixels pairs b"], *, centred: bool
+    g: Float[Tensor, "pixels c b"],
+    swapped: Int8[Tensor, "pixels pairs b"],
+    *,
+    centre: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Float[Tensor, "pixels c b"], Float[Tensor, "c"]]:
-    """Return the gradients of y and of the shift; where y was centred, the channel's mean is taken out of the first."""
+    """Return the gradients of y and of the shift; where y was centred, the channel's mean is taken out of the first.
+
+    `centre` is None where y was not centred, else what turns this process's mean into that of all processes.
+    """
     pixels, c, b = g.shape
     per_program = max(1, pixels // _SPLITS)
     splits = triton.cdiv(pixels, per_program)
@@ -117,7 +125,7 @@ def shifted_maxmin_backward(
         g, swapped, sums, pixels, per_program, pairs_b, b, c // 2, B_PADDED=triton.next_power_of_2(b)
     )
     total = sums.sum(0)
-    mean = total / (pixels * b) if centred else torch.zeros_like(total)
+    mean = centre(total / (pixels * b)) if centre is not None else torch.zeros_like(total)
     out = torch.empty_like(g)
     grid = (pixels, triton.cdiv(pairs_b, _BLOCK))
     _backward_kernel[grid](g, swapped, mean, out, pairs_b, b, c // 2, BLOCK=_BLOCK)

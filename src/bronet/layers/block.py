@@ -4,6 +4,7 @@ The block's parts stay layers of their own for bounds and proofs; fusing changes
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,20 @@ from bronet.layers.shift import Bias, Centring
 
 
 class _ShiftedMaxMin(torch.autograd.Function):
-    """y, bias, mean -> MaxMin(y - mean + bias) for (pixel, channel, batch) activations; `own` says the mean is y's."""
+    """y, bias, mean -> MaxMin(y - mean + bias) for (pixel, channel, batch) activations.
+
+    `over_all` is None where the mean is not y's own; else it turns this process's mean into that of all processes.
+    """
 
     @staticmethod
-    def forward(ctx, y: Tensor, bias: Tensor, mean: Tensor | None, own: bool) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(  # type: ignore[no-untyped-def, override]
+        ctx, y: Tensor, bias: Tensor, mean: Tensor | None, over_all: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
         from bronet.kernels.centred_maxmin import shifted_maxmin
 
         out, swapped = shifted_maxmin(y, bias if mean is None else bias - mean)
         ctx.save_for_backward(swapped)
-        ctx.centred = own and mean is not None
+        ctx.centre = over_all if mean is not None else None
         return out
 
     @staticmethod
@@ -30,7 +36,7 @@ class _ShiftedMaxMin(torch.autograd.Function):
         from bronet.kernels.centred_maxmin import shifted_maxmin_backward
 
         (swapped,) = ctx.saved_tensors
-        gy, gbias = shifted_maxmin_backward(grads[0].contiguous(), swapped, centred=ctx.centred)
+        gy, gbias = shifted_maxmin_backward(grads[0].contiguous(), swapped, centre=ctx.centre)
         return gy, gbias, None, None
 
 
@@ -49,5 +55,6 @@ class Block(nn.Sequential):
         assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)
         flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
-        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.mean_of(flat.detach()), self.training)
+        over_all = shift.mean_over_all if self.training else None
+        fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.mean_of(flat.detach()), over_all)
         return batch_first(fused.view(physical.shape))

@@ -4,6 +4,8 @@ Normalisation is a layer so that radii stay in pixel space: one over its standar
 Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -53,13 +55,20 @@ class Normalization(LipschitzLayer):
         return 1 / self.std
 
 
+def alone(mean: Tensor) -> Tensor:
+    """Return the mean over the batch in the one process that has all of it: its own."""
+    return mean
+
+
 class Centring(LipschitzLayer):
     """x -> x - mean + bias per channel: the batch's mean in training, a running one (momentum 0.1) in evaluation.
 
-    A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another.
+    A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another;
+    where a batch is shared by several processes, `mean_over_all` turns this process's mean into that of all.
     """
 
     mean: Tensor
+    mean_over_all: Callable[[Tensor], Tensor]
 
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -67,6 +76,7 @@ class Centring(LipschitzLayer):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
+        self.mean_over_all = alone
 
     def forward(self, x: Tensor) -> Tensor:
         return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
@@ -75,7 +85,7 @@ class Centring(LipschitzLayer):
         """Return the mean to subtract: in training that of the batch, which the running mean follows."""
         if not self.training:
             return self.mean
-        mean = _channel_mean(x)
+        mean = self.mean_over_all(_channel_mean(x))
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
         return mean
@@ -97,6 +107,8 @@ def _channel_mean(x: Tensor) -> Tensor:
 
 class Bias(LipschitzLayer):
     """x -> x + bias per channel."""
+
+    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(alone)
 
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -1,8 +1,9 @@
 """What a run is: frozen, validated, written as text. No tensors and no torch here."""
 
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.catalog import named_recipe, recipe_names
+from bronet.recipe.catalog import named_recipe, named_sweep, recipe_names, sweep_names
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.recipe.paper_table import PaperRow, paper_rows, paper_tables
 from bronet.recipe.schema import (
     CertifyRecipe,
     DataRecipe,
@@ -12,6 +13,8 @@ from bronet.recipe.schema import (
     TrainRecipe,
     parse_budget,
 )
+from bronet.recipe.shrink import shrink
+from bronet.recipe.sweep import Sweep
 from bronet.recipe.text import differing_keys, from_text, override, to_text
 
 __all__ = [
@@ -24,14 +27,21 @@ __all__ = [
     "LipConvNetArchitecture",
     "LossRecipe",
     "OptimRecipe",
+    "PaperRow",
     "Recipe",
+    "Sweep",
     "TrainRecipe",
     "dataset_spec",
     "differing_keys",
     "from_text",
     "named_recipe",
+    "named_sweep",
     "override",
+    "paper_rows",
+    "paper_tables",
     "parse_budget",
     "recipe_names",
+    "shrink",
+    "sweep_names",
     "to_text",
 ]

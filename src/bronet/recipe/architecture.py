@@ -3,6 +3,7 @@
 A description knows no tensors. `bronet.models` turns one into a network for a given image shape.
 """
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -15,6 +16,9 @@ BackboneKind = Literal[
 ]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
+
+# No exponent: "1e-999999999" would be an exact fraction of a billion digits.
+RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +124,12 @@ Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
 
 def parse_rank(text: str) -> Fraction:
     """Return the rank ratio n/m of a text such as "1/4"; it must lie in (0, 1)."""
-    try:
-        ratio = Fraction(text)
-    except (ValueError, ZeroDivisionError, TypeError):
-        raise BronetError(f'rank must be a fraction such as "1/4", got {text!r}') from None
+    if not isinstance(text, str) or not RANK_TEXT.fullmatch(text):
+        raise BronetError(f'rank must be a fraction such as "1/4", without an exponent, got {text!r}')
+    numerator, _, denominator = text.partition("/")
+    if denominator and not int(denominator):
+        raise BronetError(f"rank must not divide by zero, got {text!r}")
+    ratio = Fraction(numerator) / int(denominator or 1)
     if not 0 < ratio < 1:
         raise BronetError(f"rank must satisfy 0 < n/m < 1 (n = m makes every layer -I), got {text}")
     return ratio

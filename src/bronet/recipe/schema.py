@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from bronet.errors import BronetError
 from bronet.recipe.architecture import Architecture
-from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 
 LossName = Literal["la", "ce", "ce+cr"]
 PenalisedQuantity = Literal["radius", "margin"]
@@ -62,19 +62,52 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """The data set and its augmentation; `held_out` training images are kept for tuning."""
+    """The data set and its augmentation; `held_out` training images are kept for tuning.
+
+    `name` is a known data set, or a folder of one's own: then `channels`, `height`, `width` and `classes` say
+    what is in it. `resize` is the range of an image's shorter side before a random crop to the model's size
+    ([224, 288] for ImageNet); without it every image must have that size. `synthetic` names generated images, of
+    which `synthetic_batch` are part of every batch; they are cropped with their own padding, flipped if `flip` is
+    set, and never RandAugmented.
+    """
 
     name: str
     crop_padding: int = 0
     flip: bool = False
     randaugment_probability: float = 0.0
     held_out: int = 0
+    resize: tuple[int, ...] = ()
+    synthetic: str = ""
+    synthetic_batch: int = 0
+    synthetic_crop_padding: int = 2
+    channels: int = 0
+    height: int = 0
+    width: int = 0
+    classes: int = 0
 
     def __post_init__(self) -> None:
-        dataset_spec(self.name)
-        _at_least("data.crop_padding", self.crop_padding, 0)
-        _at_least("data.held_out", self.held_out, 0)
+        spec = self.spec()
+        for name in ("crop_padding", "held_out", "synthetic_batch", "synthetic_crop_padding"):
+            _at_least(f"data.{name}", getattr(self, name), 0)
         _fraction_of_one("data.randaugment_probability", self.randaugment_probability)
+        if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
+            raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
+        if self.resize:
+            _at_least("data.resize[0]", self.resize[0], max(spec.height, spec.width))
+        if bool(self.synthetic) != bool(self.synthetic_batch):
+            raise BronetError(
+                "data.synthetic and data.synthetic_batch belong together, "
+                f"got {self.synthetic!r} and {self.synthetic_batch}; set both or neither"
+            )
+
+    def spec(self) -> DatasetSpec:
+        """Return what a model and a loader must agree on."""
+        own = (self.channels, self.height, self.width, self.classes)
+        if self.name in DATASETS or not any(own):
+            if any(own):
+                raise BronetError(f"shape and classes of the known data set {self.name} are fixed; leave them out")
+            return dataset_spec(self.name)
+        return DatasetSpec(self.name, *own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +186,12 @@ class OptimRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe:
-    """How long and how precisely; power iterations per step, and epochs between checkpoints."""
+    """How long and how precisely; power iterations per step, and what is kept on the way.
+
+    A checkpoint is written every `checkpoint_every` epochs; the last `keep_checkpoints` are kept. Every
+    `validate_every` epochs (0: never) the held-out images are evaluated, and the best weights kept beside the last.
+    With `ema_decay` above 0 the final weights are the running average of the trained ones.
+    """
 
     epochs: int
     batch_size: int
@@ -161,11 +199,17 @@ class TrainRecipe:
     precision: Precision = "float32"
     power_iterations: int = 10
     checkpoint_every: int = 1
+    keep_checkpoints: int = 1
+    validate_every: int = 0
+    ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _one_of("train.precision", self.precision, get_args(Precision))
-        for name in ("epochs", "batch_size", "power_iterations", "checkpoint_every"):
+        for name in ("epochs", "batch_size", "power_iterations", "checkpoint_every", "keep_checkpoints"):
             _at_least(f"train.{name}", getattr(self, name), 1)
+        _at_least("train.validate_every", self.validate_every, 0)
+        if not 0 <= self.ema_decay < 1:
+            raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
         if not 0 <= self.seed < SEED_LIMIT:
             raise BronetError(f"train.seed must satisfy 0 <= seed < 2^63, got {self.seed}")
 
@@ -202,4 +246,14 @@ class Recipe:
             raise BronetError(
                 f"optim.warmup_epochs must be at most train.epochs = {self.train.epochs}, "
                 f"got {self.optim.warmup_epochs}: lower it too"
+            )
+        if self.data.synthetic_batch >= self.train.batch_size:
+            raise BronetError(
+                f"data.synthetic_batch must be less than train.batch_size = {self.train.batch_size}, "
+                f"got {self.data.synthetic_batch}: a batch needs real images too"
+            )
+        if self.train.validate_every and not self.data.held_out:
+            raise BronetError(
+                f"train.validate_every needs held-out images, got data.held_out = 0 and {self.train.validate_every}; "
+                "hold some out, such as data.held_out=5000"
             )

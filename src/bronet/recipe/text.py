@@ -85,10 +85,12 @@ def differing_keys(left: Recipe, right: Recipe) -> list[str]:
 
 def to_plain(recipe: Recipe) -> Plain:
     """Return the recipe as nested dicts, with lists for tuples, as YAML and JSON know them."""
-    plain: Plain = dataclasses.asdict(recipe)
-    plain["optim"]["milestones"] = list(recipe.optim.milestones)
-    plain["certify"]["eps"] = list(recipe.certify.eps)
+    plain: Plain = dataclasses.asdict(recipe, dict_factory=_with_lists)
     return plain
+
+
+def _with_lists(items: list[tuple[str, Any]]) -> Plain:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
 
 
 def flatten(plain: Plain) -> Plain:

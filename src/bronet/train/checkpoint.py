@@ -1,6 +1,7 @@
 """The whole state of a training run in one safetensors file, from which it resumes to the same bits on a CPU.
 
-It holds weights, optimiser state, Lookahead's slow weights, the tally of the running epoch and the step.
+It holds weights, their average if there is one, optimiser state, Lookahead's slow weights, the tally of the
+running epoch and the step.
 There is no random state, because every draw follows from (seed, purpose, epoch, step). Bits on a GPU may
 differ.
 """
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, flatten, from_text, to_plain, to_text
+from bronet.train.average import WeightAverage
 from bronet.train.lookahead import Lookahead
 from bronet.train.tensor_file import read_tensors, write_tensors
 from bronet.train.weights import copy_into
 
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
-MODEL, OPTIMIZER, TALLY = "model.", "optimizer.", "tally"
+MODEL, OPTIMIZER, AVERAGE, TALLY = "model.", "optimizer.", "average.", "tally"
 LONGEST_NUMBER = 24
 MOST_KEYS_SHOWN = 5
 
@@ -32,10 +34,19 @@ class Progress(NamedTuple):
     tally: Tensor
 
 
-def save_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, progress: Progress, *, recipe: Recipe) -> None:
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: Lookahead,
+    progress: Progress,
+    *,
+    recipe: Recipe,
+    average: WeightAverage | None = None,
+) -> None:
     """Write the training state atomically: a failure leaves the previous checkpoint as it was."""
     tensors = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
     tensors |= {OPTIMIZER + name: tensor for name, tensor in optimizer.tensors().items()}
+    tensors |= {AVERAGE + name: tensor for name, tensor in (average.tensors() if average else {}).items()}
     tensors[TALLY] = progress.tally
     metadata = {
         "recipe": to_text(recipe),
@@ -45,7 +56,15 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, progress
     write_tensors(path, KIND, tensors, metadata)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, *, recipe: Recipe, tally: Tensor) -> Progress:
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: Lookahead,
+    *,
+    recipe: Recipe,
+    tally: Tensor,
+    average: WeightAverage | None = None,
+) -> Progress:
     """Restore model and optimiser in place and return the progress.
 
     The recipe must be the one the checkpoint was made with; the differing settings are named otherwise.
@@ -57,11 +76,17 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Lookahead, *, recip
     stored_tally = tensors.pop(TALLY, None)
     if stored_tally is None or stored_tally.shape != tally.shape or stored_tally.dtype != tally.dtype:
         raise BronetError(f"{path} must be a bronet checkpoint file, but its tally is missing or damaged")
-    weights = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
-    state = {name.removeprefix(OPTIMIZER): t for name, t in tensors.items() if not name.startswith(MODEL)}
+    weights, averaged = _below(MODEL, tensors), _below(AVERAGE, tensors)
+    state = {name.removeprefix(OPTIMIZER): t for name, t in tensors.items() if not name.startswith((MODEL, AVERAGE))}
     copy_into(model, weights, path)
     optimizer.load_tensors(state, steps_taken=int(step))
+    if average is not None:
+        average.load_tensors(averaged)
     return Progress(int(step), seconds, stored_tally.to(tally.device))
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:

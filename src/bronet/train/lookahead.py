@@ -12,6 +12,14 @@ from torch.optim import Optimizer
 from bronet.errors import BronetError
 from bronet.train.nadam import FusedNAdam
 
+STATE_KEYS: dict[type[Optimizer], tuple[str, ...]] = {
+    torch.optim.NAdam: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: ("momentum_buffer",),
+}
+"""What the inner optimisers keep for each parameter after a step."""
+NUMBERS = frozenset({"step", "mu_product"})
+"""State that is one number per parameter, not a tensor of its shape."""
+
 
 class Lookahead:
     """An optimiser with slow weights; `steps` = 0 is the inner optimiser alone, and keeps no slow weights."""
@@ -73,6 +81,17 @@ class Lookahead:
         }
         return state | {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
 
+    def _state_shapes(self) -> dict[str, torch.Size]:
+        """Return name and shape of every tensor that `tensors` returns after a step, slow weights not."""
+        group = self.optimizer.param_groups[0]
+        kept = next(keys for kind, keys in STATE_KEYS.items() if isinstance(self.optimizer, kind))
+        keys = kept if group.get("momentum", True) else ()
+        return {
+            f"state.{index}.{key}": torch.Size() if key in NUMBERS else parameter.shape
+            for index, parameter in enumerate(self.parameters)
+            for key in keys
+        }
+
     def load_tensors(self, tensors: dict[str, Tensor], *, steps_taken: int) -> None:
         """Restore what `tensors` returned. Nothing changes if a name or a shape does not fit.
 
@@ -81,22 +100,27 @@ class Lookahead:
         """
         slow = {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
         state: dict[Tensor, dict[str, Tensor]] = {}
+        wanted = self._state_shapes() if steps_taken else {}
         for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind == "slow" and name in slow and tensor.shape == slow[name].shape:
+            if name in slow and tensor.shape == slow[name].shape:
                 continue
-            index, _, key = rest.partition(".")
-            if kind != "state" or not index.isdecimal() or not int(index) < len(self.parameters):
+            if name not in wanted:
                 raise BronetError(f"optimiser state {name} does not belong to this optimiser")
-            parameter = self.parameters[int(index)]
-            if tensor.ndim and tensor.shape != parameter.shape:
+            if tensor.shape != wanted[name]:
                 raise BronetError(
-                    f"optimiser state {name} must have shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}"
+                    f"optimiser state {name} must have shape {tuple(wanted[name])}, got {tuple(tensor.shape)}"
                 )
-            device = parameter.device if tensor.ndim else torch.device("cpu")
+            _, index, key = name.split(".")
+            parameter = self.parameters[int(index)]
+            device = torch.device("cpu") if key in NUMBERS else parameter.device
             state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)
         if missing := slow.keys() - tensors.keys():
             raise BronetError(f"optimiser state {min(missing)} is missing: was Lookahead off in that run?")
+        if missing := wanted.keys() - tensors.keys():
+            raise BronetError(
+                f"optimiser state {min(missing)} is missing, and {len(missing) - 1} more: the file was changed or "
+                "made with another optimiser"
+            )
         for name, target in slow.items():
             target.copy_(tensors[name])
         self.optimizer.state.clear()

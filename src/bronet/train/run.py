@@ -1,8 +1,9 @@
 """A whole run, from a recipe to a folder with trained weights.
 
-It sets the stage (folder, data, model), calls the one loop, and writes what the next stage reads.
+It sets the stage (processes, folder, data, model), calls the one loop, and writes what the next stage reads.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,13 +11,33 @@ import torch
 
 from bronet.errors import BronetError
 from bronet.models import build_model
-from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import Recipe
 from bronet.train.checkpoint import check_recipe
+from bronet.train.determinism import deterministic
 from bronet.train.loop import fit
+from bronet.train.processes import Processes, joined_processes
 from bronet.train.run_folder import RunFolder, create_run, describe_run, open_run
-from bronet.train.training_set import training_set
+from bronet.train.track import TensorBoard, Tracker
+from bronet.train.training_set import open_training
 from bronet.train.weights import save_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out; none of it changes what is trained.
+
+    `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard;
+    `share_transforms` lets several processes share the parameter transforms instead of repeating them.
+    """
+
+    workers: int = 0
+    share_transforms: bool = False
+    deterministic: bool = False
+    track: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise BronetError(f"workers must be at least 0, got {self.workers}")
 
 
 def train(
@@ -29,12 +50,14 @@ def train(
     overwrite: bool = False,
     progress: bool = True,
     command: str | None = None,
+    options: RunOptions | None = None,
 ) -> RunFolder:
     """Train the recipe and return its folder, which then holds the final weights.
 
-    Guaranteed: the same recipe gives the same bits on the same CPU with the same number of threads,
+    Guaranteed: the same recipe gives the same bits on the same CPU with the same number of threads and processes,
     interrupted and resumed or not. An existing run is refused unless `resume` or `overwrite` is set. The data
-    are loaded and the model is built before anything is written.
+    are loaded and the model is built before anything is written. Under torchrun every process calls this; after a
+    restart by torchrun the run goes on from its checkpoint.
 
     Args:
         recipe: what to train; with `resume` it must equal the checkpoint's.
@@ -45,23 +68,54 @@ def train(
         overwrite: remove the run that is there.
         progress: show a bar on a terminal and lines elsewhere.
         command: what the record names as the command; this process's command line by default.
+        options: how it is carried out.
     """
-    place = _checked_device(device, recipe)
-    folder = Path(run_dir)
-    if resume:
-        run = open_run(folder)
-        check_recipe(run.recipe_file, run.recipe(), recipe)
-    images = training_set(recipe.data, data_dir=Path(data_dir) if data_dir else None).to(place)
-    spec = dataset_spec(recipe.data.name)
-    model = build_model(recipe.model, spec, seed=recipe.train.seed, device=place)
-    if not resume:
-        run = create_run(folder, recipe, overwrite=overwrite)
-    record = describe_run(recipe, device=place, command=command)
-    seconds = fit(recipe, model, images, run, resume=resume, progress=progress)
-    save_weights(run.weights, model, recipe=recipe)
-    finished = datetime.now(UTC).isoformat(timespec="seconds")
-    run.write_record(record | {"finished": finished, "seconds": round(seconds, 3)})
+    options = options or RunOptions()
+    checked = _checked_device(device, recipe)
+    with deterministic(options.deterministic), joined_processes(checked) as (processes, place):
+        folder = Path(run_dir)
+        resume = resume or _restarted(processes, folder)
+        if resume:
+            run = open_run(folder)
+            check_recipe(run.recipe_file, run.recipe(), recipe)
+        batches, held_out = open_training(
+            recipe,
+            device=place,
+            processes=processes,
+            data_dir=Path(data_dir) if data_dir else None,
+            workers=options.workers,
+        )
+        model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=place)
+        if not resume:
+            run = RunFolder(folder)
+            if processes.is_main:
+                create_run(folder, recipe, overwrite=overwrite)
+            processes.wait()
+        record = describe_run(recipe, device=place, command=command) | {"processes": processes.world}
+        tracker = TensorBoard(run.tracking) if options.track and processes.is_main else Tracker()
+        seconds = fit(
+            recipe,
+            model,
+            batches,
+            run,
+            processes=processes,
+            held_out=held_out,
+            tracker=tracker,
+            share_transforms=options.share_transforms,
+            resume=resume,
+            progress=progress,
+        )
+        if processes.is_main:
+            save_weights(run.weights, model, recipe=recipe)
+            finished = datetime.now(UTC).isoformat(timespec="seconds")
+            run.write_record(record | {"finished": finished, "seconds": round(seconds, 3)})
+        processes.wait()
     return run
+
+
+def _restarted(processes: Processes, folder: Path) -> bool:
+    """Whether torchrun started the processes again after one failed, with a run to go on with."""
+    return processes.restarts > 0 and RunFolder(folder).recipe_file.exists()
 
 
 def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:

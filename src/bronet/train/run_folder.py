@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bronet.__about__ import __version__
-from bronet.atomic import append_line, replace_text
+from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
@@ -29,6 +29,7 @@ ARTEFACTS = (
     "log.jsonl",
     "checkpoint.safetensors",
     "model.safetensors",
+    "best.safetensors",
     "record.json",
     "certificate.csv",
     "certificate.json",
@@ -66,6 +67,16 @@ class RunFolder:
     def weights(self) -> Path:
         """The final weights; present only when training has ended."""
         return self.path / "model.safetensors"
+
+    @property
+    def best_weights(self) -> Path:
+        """The weights that were best on held-out images; present only if the recipe validates."""
+        return self.path / "best.safetensors"
+
+    @property
+    def tracking(self) -> Path:
+        """TensorBoard's event files, if they were wanted."""
+        return self.path / "tensorboard"
 
     @property
     def record(self) -> Path:
@@ -111,7 +122,7 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         if not overwrite:
             raise BronetError(f"run folder {path} already holds a run; resume it, overwrite it or choose another")
         _remove_artefacts(run)
-    elif path.exists() and any(path.iterdir()):
+    elif path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -119,6 +130,18 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         raise BronetError(f"could not make run folder {path} ({error}); choose another") from None
     replace_text(run.recipe_file, to_text(recipe))
     return run
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is what a killed write left behind."""
+    return path.name.startswith(".") and path.suffix == TEMPORARY_SUFFIX
+
+
+def remove_leftovers(run: RunFolder) -> None:
+    """Remove what killed writes left behind; no other process may be writing."""
+    for path in run.path.iterdir():
+        if _is_leftover(path):
+            path.unlink(missing_ok=True)
 
 
 def open_run(path: Path) -> RunFolder:
@@ -178,9 +201,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _remove_artefacts(run: RunFolder) -> None:
-    for name in ARTEFACTS:
+    numbered = (path.name for path in run.path.glob("checkpoint-*.safetensors"))
+    for name in (*ARTEFACTS, *numbered):
         (run.path / name).unlink(missing_ok=True)
     for path in run.path.glob("attack-*-*-*.*"):
         path.unlink()
-    if run.report.is_dir():
-        shutil.rmtree(run.report)
+    for folder in (run.report, run.tracking):
+        if folder.is_dir():
+            shutil.rmtree(folder)

@@ -6,7 +6,7 @@ few ordinary steps a CUDA graph of it is recorded, and later steps launch that. 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +15,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe
+from bronet.train.forward import TrainingForward
 from bronet.train.lookahead import Lookahead
-from bronet.train.objective import needs_gap, objective
+from bronet.train.objective import objective
 from bronet.train.tally import Tally
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
@@ -24,10 +25,24 @@ _WARM_UP = 3
 
 
 class TrainStep:
-    """The step of a recipe on a model; call it with the inputs of each step in turn."""
+    """The step of a recipe on a model; call it with the inputs of each step in turn.
 
-    def __init__(self, recipe: Recipe, model: CertifiableModel, optimizer: Lookahead, tally: Tally) -> None:
+    Several processes exchange numbers within a step, which is not recorded: `recorded` is then False.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: CertifiableModel,
+        optimizer: Lookahead,
+        tally: Tally,
+        *,
+        forward: nn.Module | None = None,
+        recorded: bool = True,
+    ) -> None:
         self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
+        self.forward = forward if forward is not None else TrainingForward(model, recipe)
+        self.recorded = recorded
         self.device = next(model.parameters()).device
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -50,7 +65,7 @@ class TrainStep:
         self.optimizer.set_learning_rate(learning_rate)
         self.eps.fill_(emma_eps)
         self.number.fill_(number)
-        if self.device.type != "cuda" or not self.recordable:
+        if self.device.type != "cuda" or not (self.recorded and self.recordable):
             self._compute(pixels, labels)
         elif self.graph is not None and self.pixels is not None and self.labels is not None:
             self.pixels.copy_(pixels)
@@ -85,15 +100,7 @@ class TrainStep:
         recipe, model = self.recipe, self.model
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
-            estimates = self._side_stream()
-            with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
-                model.update_estimates(recipe.train.power_iterations)
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False):
-                logits = model(pixels)
-            if estimates is not None:
-                torch.cuda.current_stream().wait_stream(estimates)
-            with torch.set_grad_enabled(needs_gap(recipe.loss)):
-                gap = model.gap_lipschitz()
+            logits, gap = self.forward(pixels)
             loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -102,14 +109,6 @@ class TrainStep:
         self.tally.add(
             step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
         )
-
-    def _side_stream(self) -> torch.cuda.Stream | None:
-        """Return a stream beside the current one on a GPU: norm estimates need nothing from the forward pass."""
-        if self.device.type != "cuda":
-            return None
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        return stream
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from bronet.radius import certified_at, certified_radius
+from bronet.train.processes import Processes
 
 ENTRIES = 5
 NEVER = float("inf")
@@ -26,10 +27,14 @@ class Summary(NamedTuple):
 
 
 class Tally:
-    """Sums of loss, correct, certified and images, and the first step at which something was not finite."""
+    """Sums of loss, correct, certified and images, and the first step at which something was not finite.
 
-    def __init__(self, *, eps: float, device: torch.device | str) -> None:
+    `sums` are this process's own; everything that is read from a tally is of all processes together.
+    """
+
+    def __init__(self, *, eps: float, device: torch.device | str, processes: Processes | None = None) -> None:
         self.eps = eps
+        self.processes = processes or Processes()
         self.sums: Float64[Tensor, "5"] = torch.zeros(ENTRIES, dtype=torch.float64, device=device)
         self.reset()
 
@@ -60,13 +65,17 @@ class Tally:
         first = torch.where(finite, NEVER, step)
         self.sums[-1] = torch.minimum(self.sums[-1], first)
 
+    def total(self) -> Float64[Tensor, "5"]:
+        """Return the sums over all processes."""
+        return torch.cat((self.processes.sum(self.sums[:-1]), self.processes.least(self.sums[-1:])))
+
     def first_bad_step(self) -> int | None:
         """Return the first step whose loss or gradient was not finite, or None."""
-        first = float(self.sums[-1])
+        first = float(self.total()[-1])
         return None if first == NEVER else int(first)
 
     def summary(self) -> Summary:
         """Return the means so far; waits for the device."""
-        loss, correct, certified, images = (self.sums[:-1]).tolist()
+        loss, correct, certified, images = self.total()[:-1].tolist()
         count = images or float("nan")
         return Summary(loss / count, correct / count, certified / count, int(images))

@@ -1,0 +1,98 @@
+"""From an encoded image (JPEG, PNG, ...) to bytes of a fixed size: whole, cropped at random, or at the centre.
+
+Random resizing and cropping is ImageNet's augmentation (App. B.3; the published range of the shorter side is 224 to
+288). What is drawn follows from a key, never from a process, so any number of workers decodes the same pixels. The
+pixels of a JPEG are those of Pillow's decoder; reduced decoding is used where it loses nothing that resizing keeps.
+"""
+
+import io
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from bronet.data.batches import stable_hash
+from bronet.errors import BronetError
+from bronet.recipe.dataset import DatasetSpec
+
+CENTRE_MARGIN = 8 / 7
+"""Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
+MODES = {1: "L", 3: "RGB"}
+
+
+class DrawKey(NamedTuple):
+    """What the random numbers of one image follow from."""
+
+    seed: int
+    epoch: int
+    image: int
+
+
+def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
+    """Return an image that must have the size of the data set."""
+    image = _opened(source, spec)
+    if image.size != (spec.width, spec.height):
+        raise BronetError(
+            f"image {_name(source)} must have {spec.width} x {spec.height} pixels, got {image.width} x {image.height}; "
+            "set data.resize to a range such as [224, 288] to resize and crop"
+        )
+    return _to_tensor(image)
+
+
+def decode_random(
+    source: Path | bytes, spec: DatasetSpec, *, resize: tuple[int, ...], flip: bool, key: DrawKey
+) -> UInt8[Tensor, "c h w"]:
+    """Return the image with its shorter side resized uniformly into the range, cropped and flipped at random."""
+    draw = random.Random(stable_hash(key.seed, "decode", key.epoch, key.image))
+    side = draw.randint(*resize)
+    image = _shorter_side(_opened(source, spec, least=side), side)
+    left, top = draw.randint(0, image.width - spec.width), draw.randint(0, image.height - spec.height)
+    image = image.crop((left, top, left + spec.width, top + spec.height))
+    if flip and draw.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return _to_tensor(image)
+
+
+def decode_centre(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
+    """Return the centre of the image: for evaluation, nothing is drawn."""
+    side = round(max(spec.height, spec.width) * CENTRE_MARGIN)
+    image = _shorter_side(_opened(source, spec, least=side), side)
+    left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2
+    return _to_tensor(image.crop((left, top, left + spec.width, top + spec.height)))
+
+
+def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None) -> Image.Image:
+    """Return the image in the data set's channels; a JPEG is decoded no larger than needed for `least` pixels."""
+    if spec.channels not in MODES:
+        raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
+    try:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            if least is not None:
+                # Twice the wanted size, so that the resize after it still averages.
+                image.draft(MODES[spec.channels], (2 * least, 2 * least))
+            return image.convert(MODES[spec.channels])
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
+
+
+def _shorter_side(image: Image.Image, side: int) -> Image.Image:
+    scale = side / min(image.size)
+    size = (max(side, round(image.width * scale)), max(side, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c h w"]:
+    pixels = np.array(image, dtype=np.uint8)
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(planes))
+
+
+def _name(source: Path | bytes) -> str:
+    return str(source) if isinstance(source, Path) else f"of {len(source)} bytes"

@@ -1,0 +1,113 @@
+"""From a data recipe to images: where each data set lies below the data folder, and in which form it is read.
+
+Known sets are in their official layouts. Any other name is a folder of one's own, with `train` and `test` (or `val`)
+below it as one folder per class, or as parquet files. Nothing is downloaded unless that is allowed.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from bronet.data.cifar import LAYOUTS, load_cifar
+from bronet.data.digits import load_digits
+from bronet.data.file_set import FileSet, class_folders
+from bronet.data.image_set import ImageSet
+from bronet.data.npz import load_npz
+from bronet.data.parquet import load_parquet, parquet_files
+from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
+from bronet.data.tiny_imagenet import load_tiny_imagenet
+from bronet.errors import BronetError
+from bronet.recipe.schema import DataRecipe
+
+SPLITS = ("train", "test")
+IMAGENET = "imagenet"
+DATA_DIR_VARIABLE = "BRONET_DATA"
+DEFAULT_DATA_DIR = "datasets"
+OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
+"""What folders and files of a split may be called."""
+
+
+def data_folder(data_dir: Path | str | None) -> Path:
+    """Return the folder of the data sets: the one given, else what BRONET_DATA names, else `datasets`."""
+    return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR)
+
+
+def load_dataset(name: str, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> ImageSet:
+    """Return the whole "train" or "test" split of a known data set, on the CPU, decoded and checked."""
+    resize = (224, 288) if name == IMAGENET else ()
+    return load_images(DataRecipe(name=name, resize=resize), split, data_dir=data_dir, download=download)
+
+
+def load_images(
+    data: DataRecipe,
+    split: str,
+    *,
+    data_dir: Path | str | None = None,
+    download: bool = False,
+    limit: int | None = None,
+) -> ImageSet:
+    """Return a split for evaluation, decoded in memory: all images, or the first `limit`.
+
+    Images larger than the model's are resized and cropped at the centre if the recipe has a range for resizing.
+    """
+    found = open_images(data, split, data_dir=data_dir, download=download)
+    if limit is not None:
+        if limit < 1:
+            raise BronetError(f"limit must be at least 1 image, got {limit}")
+        found = found.subset(torch.arange(min(limit, len(found))))
+    return found.decoded(data.spec(), resized=bool(data.resize)) if isinstance(found, FileSet) else found
+
+
+def open_images(
+    data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False
+) -> ImageSet | FileSet:
+    """Return a split in memory, or as files where images must be resized first (ImageNet)."""
+    if split not in SPLITS:
+        raise BronetError(f'split must be "train" or "test", got {split!r}')
+    if data.name == "digits":
+        return load_digits(split)
+    folder = data_folder(data_dir)
+    if data.name in LAYOUTS:
+        return load_cifar(data.name, split, folder, download=download)
+    if data.name == TINY_IMAGENET:
+        return load_tiny_imagenet(split, folder, download=download)
+    return _own_folder(data, split, folder / data.name)
+
+
+def open_synthetic(
+    data: DataRecipe, classes: tuple[str, ...], *, data_dir: Path | str | None = None
+) -> ImageSet | FileSet:
+    """Return the generated images that the recipe names: an .npz file, parquet files, or class folders."""
+    path = data_folder(data_dir) / data.synthetic
+    spec = data.spec()
+    if path.suffix == ".npz":
+        return load_npz(path, spec, classes)
+    files = [path] if path.suffix == ".parquet" else parquet_files(path, "")
+    if files:
+        return load_parquet(files, data.synthetic, spec, resized=bool(data.resize))
+    found = class_folders(data.synthetic, path, expected=spec.classes, classes=classes)
+    return found if data.resize else found.decoded(spec, resized=False)
+
+
+def _own_folder(data: DataRecipe, split: str, root: Path) -> ImageSet | FileSet:
+    spec = data.spec()
+    if not root.is_dir():
+        raise BronetError(
+            f"{data.name} must be the folder {root} with train and test (or val) below it, but there is no such "
+            "folder; name another place (--data-dir)"
+        )
+    for name in OTHER_NAMES[split]:
+        if (root / name).is_dir():
+            found = class_folders(data.name, root / name, expected=spec.classes)
+            streamed = bool(data.resize) or data.name == IMAGENET
+            return found if streamed else found.decoded(spec, resized=False)
+        if files := parquet_files(root, name):
+            if data.resize and split == "train":
+                raise BronetError(
+                    f"training images of {data.name} must lie in class folders to be resized at random, got parquet "
+                    f"files; unpack them once with: bronet data unpack {root} --split train"
+                )
+            return load_parquet(files, data.name, spec, resized=bool(data.resize))
+    names = ", ".join(f"{name}/ or {name}*.parquet" for name in OTHER_NAMES[split])
+    raise BronetError(f"{root} must hold {names} with the {split} images, found neither")

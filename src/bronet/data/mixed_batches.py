@@ -1,0 +1,109 @@
+"""The batches of a run: real images, mixed with generated ones if the recipe says so, augmented (App. B.5 and B.6).
+
+Each stream has its own order: an epoch is one pass over the real images, and the generated ones are visited at their
+own pace. Batch and augmentation of a step follow from (seed, step) only, so starting at any step, in any number of
+processes, gives the same images. RandAugment comes after cropping, so that it runs on the training device.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from bronet.data.augment import augment
+from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, steps_per_epoch
+from bronet.data.stream import ImageStream, Wanted
+from bronet.errors import BronetError
+from bronet.recipe.schema import Recipe
+
+SYNTHETIC_ORDER = "synthetic order"
+
+
+class Batch(NamedTuple):
+    """Augmented pixels in [0, 1] and labels, on the training device: this process's share of the batch."""
+
+    pixels: Float[Tensor, "b c h w"]
+    labels: Int64[Tensor, "b"]
+
+
+class MixedBatches:
+    """All batches of a run, from any step on; process `rank` of `world` gets its share of each."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        real: ImageStream,
+        synthetic: ImageStream | None = None,
+        *,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.data, self.seed, self.scale = recipe.data, recipe.train.seed, recipe.data.spec().scale
+        if bool(self.data.synthetic_batch) != (synthetic is not None):
+            raise BronetError(f"data.synthetic_batch = {self.data.synthetic_batch} needs the generated images, too")
+        self.real, self.synthetic, self.device = real, synthetic, device
+        self.real_batch = recipe.train.batch_size - self.data.synthetic_batch
+        self.real_share = Share.of_rank(self.real_batch, rank=rank, world=world)
+        self.synthetic_share = Share.of_rank(self.data.synthetic_batch, rank=rank, world=world)
+        self.steps_per_epoch = steps_per_epoch(len(real), self.real_batch)
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches of the steps `start` to `stop` - 1, counted from the beginning of the run."""
+        steps = range(start, stop)
+        real = self.real.deliver(self._real_plan(step) for step in steps)
+        if self.synthetic is None:
+            for step, stored in zip(steps, real, strict=True):
+                yield self._batch(self._augmented(stored.images, step), stored.labels)
+            return
+        generated = self.synthetic.deliver(self._synthetic_plan(step, len(self.synthetic)) for step in steps)
+        for step, stored, extra in zip(steps, real, generated, strict=True):
+            images = (self._augmented(stored.images, step), self._augmented_synthetic(extra.images, step))
+            yield self._batch(torch.cat(images), torch.cat((stored.labels, extra.labels)))
+
+    def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, "b"]) -> Batch:
+        return Batch(stored.float() / self.scale, labels)
+
+    def _real_plan(self, step: int) -> Wanted:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = _kept_order(len(self.real), self.seed, epoch)
+        return Wanted(epoch, self.real_share.cut(order[position * self.real_batch : (position + 1) * self.real_batch]))
+
+    def _synthetic_plan(self, step: int, n: int) -> Wanted:
+        size = self.data.synthetic_batch
+        index = endless_batch(n, size, seed=self.seed, purpose=SYNTHETIC_ORDER, step=step)
+        return Wanted(step * size // n, self.synthetic_share.cut(index))
+
+    def _augmented(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
+        cropped = self.real.cropped
+        return augment(
+            images,
+            generator_for(self.seed, "augment", step, device=self.device),
+            crop_padding=0 if cropped else self.data.crop_padding,
+            flip=self.data.flip and not cropped,
+            randaugment_probability=self.data.randaugment_probability,
+            scale=self.scale,
+            share=self.real_share,
+        )
+
+    def _augmented_synthetic(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
+        assert self.synthetic is not None
+        cropped = self.synthetic.cropped
+        return augment(
+            images,
+            generator_for(self.seed, "augment synthetic", step, device=self.device),
+            crop_padding=0 if cropped else self.data.synthetic_crop_padding,
+            flip=self.data.flip and not cropped,
+            randaugment_probability=0.0,
+            scale=self.scale,
+            share=self.synthetic_share,
+        )
+
+
+@lru_cache(maxsize=2)
+def _kept_order(n: int, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+    """A stream that works ahead may already be in the next epoch: two orders are kept."""
+    return epoch_order(n, seed=seed, epoch=epoch)

@@ -1,0 +1,136 @@
+"""Images in local parquet files, in the layout of the Hugging Face hub: a column of encoded images, one of labels.
+
+An image is a struct with its encoded `bytes`, or the bytes themselves. Needs pyarrow (the extra `data`). Sets that fit
+in memory are decoded at once; a larger one (ImageNet) is unpacked into class folders first, because parquet has no
+cheap random access.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bronet.data.decode import decode_centre, decode_whole
+from bronet.data.image_set import ImageSet
+from bronet.errors import BronetError
+from bronet.recipe.dataset import DatasetSpec
+
+if TYPE_CHECKING:
+    import pyarrow.parquet
+
+IMAGE_COLUMNS = ("image", "img", "images")
+LABEL_COLUMNS = ("label", "fine_label", "labels", "class")
+ROWS_AT_ONCE = 256
+CLASS_DIGITS = 4
+
+
+class EncodedImage(NamedTuple):
+    """One row: the encoded image and its label."""
+
+    content: bytes
+    label: int
+
+
+def parquet_files(root: Path, split: str) -> list[Path]:
+    """Return the parquet files of a split: those whose name begins with it, in `root` or in `root`/data."""
+    return sorted(path for folder in (root, root / "data") for path in folder.glob(f"{split}*.parquet"))
+
+
+def load_parquet(
+    files: list[Path], name: str, spec: DatasetSpec, *, resized: bool, limit: int | None = None
+) -> ImageSet:
+    """Return all images of the files (or the first `limit`), decoded; see `decode` for what `resized` means."""
+    decode = decode_centre if resized else decode_whole
+    images: list[Tensor] = []
+    labels: list[int] = []
+    for row in encoded_images(files):
+        if limit is not None and len(images) >= limit:
+            break
+        images.append(decode(row.content, spec))
+        labels.append(row.label)
+    if not images:
+        raise BronetError(f"parquet files of {name} must hold images, got none in {len(files)} files")
+    classes = class_names(files[0]) or tuple(str(number) for number in range(spec.classes))
+    if len(classes) != spec.classes:
+        raise BronetError(f"classes of {name} must be {spec.classes}, got {len(classes)} in {files[0]}")
+    return ImageSet(name, torch.stack(images), torch.tensor(labels, dtype=torch.int64), classes, spec.scale)
+
+
+def encoded_images(files: list[Path]) -> Iterator[EncodedImage]:
+    """Yield the rows of the files in order, a few hundred in memory at a time."""
+    for path in files:
+        table = _opened(path)
+        image, label = _columns(table, path)
+        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=[image, label]):
+            for content, number in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                yield EncodedImage(_bytes(content, path), _label(number, path))
+
+
+def class_names(path: Path) -> tuple[str, ...]:
+    """Return the class names that the hub stores beside the columns; none if there are none."""
+    schema = _opened(path).schema_arrow
+    text = (schema.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        features: Any = json.loads(text).get("info", {}).get("features", {})
+        names = next((features[column]["names"] for column in LABEL_COLUMNS if column in features), ())
+        return tuple(str(name) for name in names)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return ()
+
+
+def unpack_parquet(files: list[Path], folder: Path) -> int:
+    """Write the encoded images into class folders below `folder`, named by number; return how many.
+
+    The folder must not exist; it appears whole at the end.
+    """
+    if folder.exists():
+        raise BronetError(f"{folder} must not exist yet; delete it or choose another")
+    scratch = folder.with_name(f".{folder.name}.part")
+    count = 0
+    for count, row in enumerate(encoded_images(files), start=1):
+        place = scratch / f"{row.label:0{CLASS_DIGITS}d}"
+        place.mkdir(parents=True, exist_ok=True)
+        suffix = "png" if row.content.startswith(b"\x89PNG") else "jpeg"
+        (place / f"{count:08d}.{suffix}").write_bytes(row.content)
+    if not count:
+        raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
+    scratch.rename(folder)
+    return count
+
+
+def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise BronetError("parquet files need pyarrow; install it with: pip install 'bronet[data]'") from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise BronetError(f"cannot read {path} ({reason}); get it again") from None
+
+
+def _columns(table: "pyarrow.parquet.ParquetFile", path: Path) -> tuple[str, str]:
+    names = table.schema_arrow.names
+    image = next((name for name in IMAGE_COLUMNS if name in names), None)
+    label = next((name for name in LABEL_COLUMNS if name in names), None)
+    if image is None or label is None:
+        raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
+    return image, label
+
+
+def _bytes(content: object, path: Path) -> bytes:
+    inner = content.get("bytes") if isinstance(content, dict) else content
+    if not isinstance(inner, bytes):
+        raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
+    return inner
+
+
+def _label(number: object, path: Path) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise BronetError(f"labels in {path} must be whole numbers from 0, got {number!r}")
+    return number

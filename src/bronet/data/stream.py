@@ -1,0 +1,139 @@
+"""Streams of stored images for training: from memory on the training device, or decoded from files by workers.
+
+A stream is told which images to deliver, in order, and works ahead where that takes time. What it delivers depends on
+that plan only, not on the number of workers (ImageNet's decoding; see `bronet.bench.decoding` for its speed).
+"""
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bronet.data.decode import DrawKey, decode_random, decode_whole
+from bronet.data.file_set import FileSet
+from bronet.data.image_set import ImageSet
+from bronet.recipe.dataset import DatasetSpec
+
+PREFETCHED_BATCHES = 4
+"""Batches that each worker prepares ahead."""
+
+
+class Wanted(NamedTuple):
+    """The images of one batch; `epoch` counts the passes over the stream."""
+
+    epoch: int
+    chosen: Int64[Tensor, "b"]
+
+
+class Stored(NamedTuple):
+    """Stored bytes and labels of one batch, on the training device."""
+
+    images: UInt8[Tensor, "b c h w"]
+    labels: Int64[Tensor, "b"]
+
+
+class ImageStream(ABC):
+    """Images that arrive in the order asked for."""
+
+    cropped: bool
+    """Whether random cropping and flipping has already been done."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    @abstractmethod
+    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
+        """Yield the batches of the plan, one after the other."""
+
+
+class ResidentStream(ImageStream):
+    """Images that lie on the training device as one tensor."""
+
+    cropped = False
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
+        for wanted in plan:
+            chosen = wanted.chosen.to(self.images.images.device, non_blocking=True)
+            yield Stored(self.images.images[chosen], self.images.labels[chosen])
+
+
+class DecodedStream(ImageStream):
+    """Files decoded by `workers` processes (0: by this one), resized, cropped and flipped on the way."""
+
+    def __init__(
+        self,
+        files: FileSet,
+        spec: DatasetSpec,
+        *,
+        resize: tuple[int, ...],
+        flip: bool,
+        seed: int,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        self.cropped = bool(resize)
+        self.dataset = _Decoding(files, spec, resize, flip, seed)
+        self.workers, self.device = workers, device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
+        loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+            self.dataset,
+            batch_sampler=_Keys(plan),  # type: ignore[arg-type]  # keys are pairs, not numbers
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=PREFETCHED_BATCHES if self.workers else None,
+            worker_init_fn=_ignore_ctrl_c if self.workers else None,
+            # A fork would copy the threads' locks of this process; a fresh server has none.
+            multiprocessing_context="forkserver" if self.workers else None,
+        )
+        for images, labels in loader:
+            yield Stored(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
+
+
+class _Decoding(Dataset[tuple[Tensor, int]]):
+    """What a worker does: decode the image of a key (epoch, index)."""
+
+    def __init__(self, files: FileSet, spec: DatasetSpec, resize: tuple[int, ...], flip: bool, seed: int) -> None:
+        self.files, self.spec, self.resize, self.flip, self.seed = files, spec, resize, flip, seed
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        epoch, index = key
+        path, label = self.files.path(index), int(self.files.labels[index])
+        if not self.resize:
+            return decode_whole(path, self.spec), label
+        draw = DrawKey(self.seed, epoch, index)
+        return decode_random(path, self.spec, resize=self.resize, flip=self.flip, key=draw), label
+
+
+class _Keys:
+    """The plan as lists of keys, as a loader wants it."""
+
+    def __init__(self, plan: Iterable[Wanted]) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for wanted in self.plan:
+            yield [(wanted.epoch, index) for index in wanted.chosen.tolist()]
+
+
+def _ignore_ctrl_c(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal; the main one ends the workers when it has saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,43 @@
+"""The running average of the weights (EMA), for evaluation: not in the paper, an option of the recipe.
+
+After every step the average moves the share 1 - decay towards the model's weights and running means. Any values give
+1-Lipschitz layers, so the average of two networks is certified like any other.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+
+
+class WeightAverage:
+    """An exponential average of the parameters and buffers of a model."""
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        self.decay = decay
+        self.current = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+        self.names = [name for name, tensor in model.state_dict().items() if tensor.is_floating_point()]
+        self.average = [tensor.detach().clone() for tensor in self.current]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the model's present weights into the average."""
+        torch._foreach_lerp_(self.average, self.current, 1 - self.decay)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the average by the names of the model's tensors."""
+        return dict(zip(self.names, self.average, strict=True))
+
+    @torch.no_grad()
+    def copy_to_model(self) -> None:
+        """Replace the model's weights and running means by the average."""
+        torch._foreach_copy_(self.current, self.average)
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned; nothing changes if a name or a shape does not fit."""
+        for name, average in zip(self.names, self.average, strict=True):
+            if name not in tensors or tensors[name].shape != average.shape:
+                raise BronetError(f"average of {name} is missing or of another shape: was train.ema_decay 0 then?")
+        for name, average in zip(self.names, self.average, strict=True):
+            average.copy_(tensors[name])

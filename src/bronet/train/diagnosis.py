@@ -1,0 +1,75 @@
+"""Where a run broke: which layer first gave a number that is not finite, and what to try.
+
+The loop looks for such numbers only now and then, because each look waits for the device. By then the weights are
+spoiled, so it keeps a copy of those at the last look and runs the bad batch through them: the layer named is the one
+seen from there, at most a few steps before the break.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from bronet.models import CertifiableModel
+
+ADVICE = "lower optim.lr or optim.clip_norm, or set train.precision=float32"
+Loss = Callable[[], Tensor]
+
+
+class Snapshot:
+    """A copy of a model's weights and buffers on its own device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current = list(model.state_dict().values())
+        self.kept = [tensor.detach().clone() for tensor in self.current]
+        self.step = 0
+
+    @torch.no_grad()
+    def take(self, step: int) -> None:
+        """Copy the weights as they are after `step` steps."""
+        torch._foreach_copy_(self.kept, self.current)
+        self.step = step
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the kept weights back into the model."""
+        torch._foreach_copy_(self.current, self.kept)
+
+
+def find_bad_layer(model: CertifiableModel, loss: Loss) -> str:
+    """Return in words where `loss` breaks with the model's present weights: forward, backward, or not yet."""
+    model.zero_grad(set_to_none=True)
+    seen: list[str] = []
+    with _watched(model, seen):
+        value = loss()
+    if seen:
+        return f"first in the output of layer {seen[0]}"
+    if not bool(value.isfinite()):
+        return "first in the loss itself"
+    value.backward()  # type: ignore[no-untyped-call]
+    norms = {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    broken = [name for name, norm in norms.items() if not norm < float("inf")]
+    if broken:
+        return f"first in the gradient of {broken[-1]}"
+    largest = max(norms, key=lambda name: norms[name])
+    return f"suddenly; the largest gradient before was that of {largest}"
+
+
+@contextmanager
+def _watched(model: CertifiableModel, seen: list[str]) -> Iterator[None]:
+    """Write down the layers, in the order of the forward pass, whose outputs are not finite."""
+
+    def look(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        if not bool(output.isfinite().all()):
+            seen.append(name)
+
+    layers = [*model.chain(), ("head", model.head)]
+    handles = [layer.register_forward_hook(partial(look, name)) for name, layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,110 @@
+"""What happens between steps: looking for numbers that are not finite, and at the end of an epoch the log, the
+validation on held-out images, and what a tracker wants to know.
+"""
+
+import json
+
+import torch
+
+from bronet.errors import BronetError
+from bronet.radius import certified_radius
+from bronet.recipe.schema import parse_budget
+from bronet.train.diagnosis import ADVICE, find_bad_layer
+from bronet.train.objective import objective
+from bronet.train.progress import Display, Pace, describe
+from bronet.train.schedule import emma_budget
+from bronet.train.state import VALIDATION_KEY, Training, best_so_far
+from bronet.train.tally import Summary
+from bronet.train.validation import validate
+from bronet.train.weights import save_weights
+
+DIVERGED = 10.0
+"""An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
+
+
+def look(training: Training, step: int, pace: Pace, display: Display) -> None:
+    """Stop if something was not finite, else keep a copy of the weights and show where the run stands."""
+    bad = training.tally.first_bad_step()
+    if bad is not None:
+        raise BronetError(
+            f"loss and gradient must stay finite, got NaN or infinity at step {bad + 1}; it came "
+            f"{_where(training, bad)}; {_kept(training)}: {ADVICE}"
+        )
+    training.snapshot.take(step)
+    display.update(step=step, summary=training.tally.summary(), images_per_second=pace.speed())
+
+
+def close_epoch(training: Training, epoch: int, rate: float, pace: Pace, display: Display) -> None:
+    """Log a finished epoch, validate if it is time, and start the tally of the next one."""
+    summary, speed = training.tally.summary(), pace.speed()
+    entry: dict[str, object] = {
+        "epoch": epoch + 1,
+        "loss": summary.loss,
+        "accuracy": summary.accuracy,
+        "certified_accuracy": summary.certified_accuracy,
+        "eps": training.recipe.certify.eps[0],
+        "lr": rate,
+        "images_per_second": round(speed, 1),
+        "seconds": round(pace.watch.seconds(), 3),
+    } | _validated(training, epoch)
+    _stop_if_diverged(training, epoch, summary)
+    if training.processes.is_main:
+        training.run.append_log(entry)
+        training.tracker.epoch(epoch + 1, entry)
+    display.epoch(f"epoch {epoch + 1}/{training.recipe.train.epochs}  {describe(summary)}  {speed:,.0f} img/s")
+    training.tally.reset()
+
+
+@torch.no_grad()
+def track_batch(training: Training, step: int) -> None:
+    """Show the tracker the batch of the step before `step` and its margins under the present weights."""
+    if not training.tracker.wants_batch or not training.processes.is_main:
+        return
+    batch = next(training.batches.between(step - 1, step))
+    training.model.eval()
+    found = certified_radius(training.model(batch.pixels), training.model.gap_lipschitz())
+    training.model.train()
+    training.tracker.batch(step // training.batches.steps_per_epoch, batch.pixels, found.margin)
+
+
+def _validated(training: Training, epoch: int) -> dict[str, object]:
+    """Return what held-out images say, and keep the weights if they are the best so far."""
+    every = training.recipe.train.validate_every
+    if training.held_out is None or not every or (epoch + 1) % every:
+        return {}
+    eps = parse_budget(training.recipe.certify.eps[0])
+    found = validate(training.model, training.held_out, eps=eps, processes=training.processes)
+    if training.processes.is_main and found.certified_accuracy > best_so_far(training.run):
+        save_weights(training.run.best_weights, training.model, recipe=training.recipe)
+    return {"validation_accuracy": found.accuracy, VALIDATION_KEY: found.certified_accuracy}
+
+
+def _stop_if_diverged(training: Training, epoch: int, summary: Summary) -> None:
+    if epoch == 0:
+        return
+    first = json.loads(training.run.log.read_text(encoding="utf-8").splitlines()[0])["loss"]
+    limit = DIVERGED * max(1.0, abs(first))
+    if summary.loss > limit:
+        raise BronetError(
+            f"loss must not diverge, got {summary.loss:.3g} in epoch {epoch + 1} after {first:.3g} in the first; "
+            f"{_kept(training)}: {ADVICE}"
+        )
+
+
+def _where(training: Training, step: int) -> str:
+    """Return where the bad step breaks, seen from the weights at the last look."""
+    training.processes.centre_alone(training.model)  # the processes need not break at the same place
+    training.snapshot.restore()
+    batch = next(training.batches.between(step, step + 1))
+    recipe, model = training.recipe, training.model
+    eps = emma_budget(recipe.loss, step=step, total_steps=training.total_steps)
+
+    def loss() -> torch.Tensor:
+        return objective(recipe.loss, model(batch.pixels), batch.labels, model.gap_lipschitz(), emma_eps=eps)
+
+    return find_bad_layer(model, loss)
+
+
+def _kept(training: Training) -> str:
+    checkpoint = training.run.checkpoint
+    return f"{checkpoint} holds the last good state" if checkpoint.exists() else "nothing was saved yet"

@@ -1,0 +1,71 @@
+"""The forward pass of a training step as one module: logits, and the Lipschitz constants that the loss may use.
+
+One module, because data-parallel and sharded training wrap a module and see only what happens inside its forward.
+"""
+
+import warnings
+from contextlib import nullcontext
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bronet.models import CertifiableModel
+from bronet.ortho.spd import inverting_by
+from bronet.recipe.schema import Recipe
+from bronet.train.objective import needs_gap
+from bronet.train.processes import Processes
+from bronet.train.shared_transforms import sharing
+
+
+class TrainingForward(nn.Module):
+    """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision."""
+
+    def __init__(self, model: CertifiableModel, recipe: Recipe, *, shared_by: Processes | None = None) -> None:
+        super().__init__()
+        self.shared_by = shared_by
+        self.model = model
+        self.power_iterations = recipe.train.power_iterations
+        self.in_bf16 = recipe.train.precision == "bf16"
+        self.gap_has_gradient = needs_gap(recipe.loss)
+
+    def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
+        estimates = _side_stream(pixels.device)
+        with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
+            self.model.update_estimates(self.power_iterations)
+        sharing_inverses = nullcontext() if self.shared_by is None else inverting_by(sharing(self.shared_by))
+        autocast = torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False)
+        with autocast, sharing_inverses:
+            logits = self.model(pixels)
+        if estimates is not None:
+            torch.cuda.current_stream().wait_stream(estimates)
+        with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
+            gap = self.model.gap_lipschitz()
+        return logits, gap
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream beside the current one on a GPU: norm estimates need nothing from the forward pass."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
+
+
+def forward_for(
+    model: CertifiableModel, recipe: Recipe, processes: Processes, *, share_transforms: bool = False
+) -> nn.Module:
+    """Return the forward pass; with several processes, gradients are averaged over them during the backward pass.
+
+    Buffers are equal everywhere by construction (centring sees the whole batch, power iteration only the weights), so
+    none is sent.
+    """
+    if processes.world == 1:
+        return TrainingForward(model, recipe)
+    processes.centre_over_all(model)
+    forward = TrainingForward(model, recipe, shared_by=processes if share_transforms else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions have two options in place of this one
+        return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)

@@ -1,0 +1,173 @@
+"""Data sets in folders and archives: the true layouts, small; what is wrong is named, nothing is half-unpacked."""
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bronet.data import FileSet, ImageSet, load_dataset, load_images, open_images, open_synthetic
+from bronet.data import tiny_imagenet as tiny
+from bronet.errors import BronetError
+from bronet.recipe import DataRecipe
+from generated_images import class_folders, encoded, pixels, tiny_imagenet
+
+PETS = ["ant", "bee", "cat"]
+OWN = DataRecipe(name="pets", channels=3, height=64, width=64, classes=3)
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("data") / "tiny-imagenet-200"
+    return folder, tiny_imagenet(folder)
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "IMAGES", {"train": 200, "test": 200})
+
+
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_tiny_imagenet_is_read_in_its_official_layout(official: tuple[Path, list[str]], split: str) -> None:
+    folder, names = official
+    found = load_dataset("tiny-imagenet", split, data_dir=folder.parent)
+    assert (found.classes, found.images.shape) == (tuple(names), (200, 3, 64, 64))
+    for label in (0, 77, 199):  # picture number `label` belongs to class number `label`
+        (position,) = torch.nonzero(found.labels == label).flatten().tolist()
+        difference = np.abs(found.images[position].numpy().astype(int) - pixels(label).astype(int))
+        assert difference.mean() < 4  # JPEG
+
+
+def test_an_incomplete_tiny_imagenet_is_named(official: tuple[Path, list[str]]) -> None:
+    with pytest.raises(BronetError, match="must hold 100000 train images, got 200"):
+        load_dataset("tiny-imagenet", "train", data_dir=official[0].parent)
+
+
+@pytest.mark.usefixtures("few_images")
+def test_the_zip_of_tiny_imagenet_is_checked_then_unpacked_whole(
+    official: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        for path in sorted(official[0].rglob("*")):
+            content.write(path, path.relative_to(official[0].parent))
+    with pytest.raises(BronetError, match="must have MD5 90528d7ca1a48142e341f4ef8d21d0de, got"):
+        load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
+    assert not (tmp_path / "tiny-imagenet-200").exists()
+    monkeypatch.setattr(tiny, "MD5", hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest())
+    assert len(load_dataset("tiny-imagenet", "test", data_dir=tmp_path)) == 200
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
+
+
+def test_a_damaged_zip_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("tiny-imagenet-200/wnids.txt", "a\n" * 999)
+    damaged = bytearray(archive.read_bytes())
+    damaged[60:80] = b"\0" * 20
+    archive.write_bytes(bytes(damaged))
+    monkeypatch.setattr(tiny, "MD5", hashlib.md5(bytes(damaged), usedforsecurity=False).hexdigest())
+    with pytest.raises(BronetError, match=r"cannot unpack .*zip"):
+        load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
+
+
+def test_a_folder_of_class_folders_is_a_data_set(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pets" / "train", PETS, 3)
+    class_folders(tmp_path / "pets" / "val", PETS, 1)
+    train, test = (load_images(OWN, split, data_dir=tmp_path) for split in ("train", "test"))
+    assert train.classes == test.classes == tuple(PETS)
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert np.array_equal(train.images[4].numpy(), pixels(101))
+    assert len(load_images(OWN, "train", data_dir=tmp_path, limit=2)) == 2
+
+
+def test_imagenet_is_files_of_any_size_resized_when_read(tmp_path: Path) -> None:
+    names = [f"n{number:08d}" for number in range(1000)]
+    class_folders(tmp_path / "imagenet" / "val", names, 1, "JPEG", (40, 30))
+    data = DataRecipe(name="imagenet", resize=(224, 288))
+    files = open_images(data, "test", data_dir=tmp_path)
+    assert isinstance(files, FileSet)
+    assert (len(files), files.classes[7]) == (1000, names[7])
+    assert load_images(data, "test", data_dir=tmp_path, limit=3).images.shape == (3, 3, 224, 224)
+
+
+def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BronetError, match="no such folder; name another place"):
+        open_images(OWN, "train", data_dir=tmp_path)
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(BronetError, match=r"must hold train/ or train\*\.parquet with the train images"):
+        open_images(OWN, "train", data_dir=tmp_path)
+    class_folders(tmp_path / "pets" / "train", PETS[:2], 1)
+    with pytest.raises(BronetError, match="must hold 3 class folders, got 2"):
+        open_images(OWN, "train", data_dir=tmp_path)
+    (tmp_path / "pets" / "train" / "cat").mkdir()
+    with pytest.raises(BronetError, match="cat must hold images, got none"):
+        open_images(OWN, "train", data_dir=tmp_path)
+    wrong = tmp_path / "pets" / "train" / "cat" / "cat.png"
+    wrong.write_bytes(encoded(5, width=32, height=48))
+    with pytest.raises(BronetError, match=r"cat\.png must have 64 x 64 pixels, got 32 x 48; set data\.resize"):
+        open_images(OWN, "train", data_dir=tmp_path)
+    wrong.write_bytes(encoded(5)[:60])
+    with pytest.raises(BronetError, match=r"cannot decode image .*cat\.png"):
+        open_images(OWN, "train", data_dir=tmp_path)
+
+
+def write_npz(path: Path, count: int, **changes: object) -> np.ndarray:
+    images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    arrays = {"image": images, "label": np.arange(count) % 10} | changes
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})  # type: ignore[arg-type]
+    return images
+
+
+CLASSES = tuple("0123456789")
+
+
+def test_generated_images_of_an_npz_file_are_read_in_pieces(tmp_path: Path) -> None:
+    images = write_npz(tmp_path / "edm.npz", 5000)  # more than one piece
+    data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
+    found = open_synthetic(data, CLASSES, data_dir=tmp_path)
+    assert isinstance(found, ImageSet)
+    assert np.array_equal(found.images.numpy(), images.transpose(0, 3, 1, 2))
+    assert found.labels[:12].tolist() == [*range(10), 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": np.zeros((4, 28, 28, 3), np.uint8)}, r"shape \(n, \(32, 32, 3\)\), got uint8 of shape \(4, 28"),
+        ({"image": np.zeros((4, 32, 32, 3), np.float32)}, "must be uint8"),
+        ({"image": None, "pictures": np.zeros(3)}, "must hold an array named 'image', got"),
+        ({"label": np.zeros(3, np.int64)}, "must be 4 whole numbers"),
+        ({"label": np.array([None] * 4)}, "plain numbers in C order, got object"),
+        ({"label": np.full(4, 10)}, "0 <= label < 10, got 10"),
+    ],
+)
+def test_a_wrong_npz_file_is_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    write_npz(tmp_path / "edm.npz", 4, **changes)
+    data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
+    with pytest.raises(BronetError, match=words):
+        open_synthetic(data, CLASSES, data_dir=tmp_path)
+
+
+def test_a_missing_or_cut_npz_file_is_named(tmp_path: Path) -> None:
+    data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
+    with pytest.raises(BronetError, match="there is no such file"):
+        open_synthetic(data, CLASSES, data_dir=tmp_path)
+    write_npz(tmp_path / "edm.npz", 4)
+    (tmp_path / "edm.npz").write_bytes((tmp_path / "edm.npz").read_bytes()[:3000])
+    with pytest.raises(BronetError, match="damaged or cut short"):
+        open_synthetic(data, CLASSES, data_dir=tmp_path)
+
+
+def test_generated_class_folders_may_be_numbered(tmp_path: Path) -> None:
+    class_folders(tmp_path / "edm2", ["00000", "00001", "00002"], 2)
+    data = DataRecipe(**{**vars(OWN), "synthetic": "edm2", "synthetic_batch": 4})
+    found = open_synthetic(data, ("ant", "bee", "cat"), data_dir=tmp_path)
+    assert (found.classes, found.labels.tolist()) == (("ant", "bee", "cat"), [0, 0, 1, 1, 2, 2])
+    (tmp_path / "edm2" / "00000").rename(tmp_path / "edm2" / "dog")
+    with pytest.raises(BronetError, match="named like the classes or numbered from 0, got 00001"):
+        open_synthetic(data, ("ant", "bee", "cat"), data_dir=tmp_path)

@@ -1,0 +1,205 @@
+"""Long runs that behave: what is kept, what is averaged, and where a run that breaks says it broke."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bronet.errors import BronetError
+from bronet.models import CertifiableModel
+from bronet.recipe import BRONetArchitecture
+from bronet.train.average import WeightAverage
+from bronet.train.diagnosis import Snapshot, find_bad_layer
+from bronet.train.kept_checkpoints import older_checkpoints
+from bronet.train.loop import fit
+from bronet.train.run import RunOptions, train
+from bronet.train.run_folder import create_run
+from bronet.train.tensor_file import FORMAT_KEY
+from test_train_loop import build, digits, tiny_recipe
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_the_last_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.epochs=5", "train.keep_checkpoints=3")
+    run = train(recipe, tmp_path / "run", progress=False)
+    numbers = [path.stem.removeprefix("checkpoint-") for path in older_checkpoints(run)]
+    assert numbers == ["000000020", "000000015"]
+    weights = run.weights.read_bytes()
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
+    train(recipe, run.path, resume=True, progress=False)
+    assert run.weights.read_bytes() == weights
+    assert len(run.log.read_text().splitlines()) == 5
+
+
+def test_one_checkpoint_is_kept_unless_more_are_wanted(tmp_path: Path) -> None:
+    run = train(tiny_recipe(), tmp_path / "run", progress=False)
+    assert older_checkpoints(run) == []
+    assert not run.best_weights.exists()
+
+
+def test_the_best_weights_on_held_out_images_are_kept(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.validate_every=1", "train.epochs=4", "optim.lr=2e-2")
+    run = train(recipe, tmp_path / "run", progress=False)
+    log = [json.loads(line) for line in run.log.read_text().splitlines()]
+    certified = [entry["validation_certified_accuracy"] for entry in log]
+    assert all(0 <= value <= entry["validation_accuracy"] <= 1 for value, entry in zip(certified, log, strict=True))
+    assert run.best_weights.exists()
+    last_is_best = certified[-1] > max(certified[:-1])
+    assert (run.best_weights.read_bytes() == run.weights.read_bytes()) == last_is_best
+
+
+def test_an_average_is_what_it_says_and_survives_an_interruption(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    average = WeightAverage(model, decay=0.75)
+    first = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    average.update()
+    torch.testing.assert_close(average.tensors()["weight"], 0.75 * first + 0.25)
+
+    recipe = tiny_recipe("train.ema_decay=0.9")
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    stored = load_file(whole.checkpoint)
+    averaged = load_file(whole.weights)
+    for name, tensor in averaged.items():
+        assert torch.equal(tensor, stored[f"average.{name}"])
+    assert any(not torch.equal(tensor, stored[f"model.{name}"]) for name, tensor in averaged.items())
+    resumed = train(recipe, whole.path, resume=True, progress=False)
+    assert load_file(resumed.weights).keys() == averaged.keys()
+    assert all(torch.equal(tensor, averaged[name]) for name, tensor in load_file(resumed.weights).items())
+
+
+def spoil(model: CertifiableModel, name: str) -> None:
+    with torch.no_grad():
+        dict(model.named_parameters())[name].view(-1)[0] = float("nan")
+
+
+def test_a_broken_layer_is_named() -> None:
+    recipe = tiny_recipe()
+    model = build(recipe).train()
+    pixels = next(digits(recipe).between(0, 1)).pixels
+    snapshot = Snapshot(model)
+    snapshot.take(0)
+
+    def loss() -> torch.Tensor:
+        return model(pixels).square().mean()
+
+    assert find_bad_layer(model, loss).startswith("suddenly; the largest gradient before was that of ")
+    spoil(model, "backbone.0.shift.bias")
+    assert find_bad_layer(model, loss) == "first in the output of layer backbone.0.shift"
+    snapshot.restore()
+    assert find_bad_layer(model, loss).startswith("suddenly")
+    assert find_bad_layer(model, lambda: loss() * float("inf")) == "first in the loss itself"
+    gradient = model.head.register_full_backward_pre_hook(lambda module, grads: (grads[0] * float("nan"),))
+    assert find_bad_layer(model, loss).startswith("first in the gradient of ")
+    gradient.remove()
+
+
+def test_a_run_that_breaks_names_the_layer_and_what_to_try(tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    model = build(recipe)
+    layer = dict(model.chain())["backbone.0.linear"]
+    seen = iter(range(1_000_000))
+    layer.register_forward_hook(lambda module, inputs, output: output / 0 if next(seen) >= 6 else output)
+    with pytest.raises(
+        BronetError, match=r"at step 7; it came first in the output of layer backbone\.0\.linear; .*: lower"
+    ):
+        fit(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe), progress=False)
+
+
+def test_a_diverging_loss_stops(tmp_path: Path) -> None:
+    recipe = tiny_recipe("loss.name=ce", "loss.emma=false")
+    model = build(recipe)
+    seen = iter(range(1_000_000))
+    model.register_forward_hook(lambda module, inputs, logits: logits * (1e6 if next(seen) >= 5 else 1))
+    with pytest.raises(
+        BronetError, match=r"loss must not diverge, got .* in epoch 2 after .* holds the last good state"
+    ):
+        fit(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe), progress=False)
+
+
+@pytest.mark.parametrize("lost", ["optimizer.state.3.exp_avg", "optimizer.state.0.step"])
+def test_a_checkpoint_without_some_optimiser_state_is_refused_in_one_line(tmp_path: Path, lost: str) -> None:
+    recipe = tiny_recipe("train.epochs=1")
+    run = train(recipe, tmp_path / "run", progress=False)
+    from safetensors import safe_open
+
+    with safe_open(run.checkpoint, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(run.checkpoint)
+    del tensors[lost]
+    save_file(tensors, run.checkpoint, metadata={FORMAT_KEY: metadata[FORMAT_KEY]})
+    with pytest.raises(BronetError, match=rf"optimiser state {lost.removeprefix('optimizer.')} is missing") as error:
+        train(recipe, run.path, resume=True, progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_leftovers_of_killed_writes_are_no_hindrance(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".recipe.yaml.123.tmp").write_text("name: dig")
+    run = train(tiny_recipe("train.epochs=1"), folder, progress=False)
+    assert not list(run.path.glob(".*"))
+
+
+def test_tensorboard_is_written_if_wanted(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(tiny_recipe("train.epochs=2"), tmp_path / "run", progress=False, options=RunOptions(track=True))
+    events = EventAccumulator(str(run.tracking), size_guidance={"images": 0})
+    events.Reload()
+    tags = events.Tags()
+    assert {"loss", "accuracy", "certified_accuracy", "lr"} <= set(tags["scalars"])
+    assert tags["histograms"] == ["margin"]
+    assert tags["images"]
+    losses = [json.loads(line)["loss"] for line in run.log.read_text().splitlines()]
+    torch.testing.assert_close([entry.value for entry in events.Scalars("loss")], losses)
+
+
+def test_deterministic_runs_leave_the_settings_as_they_were(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.epochs=1")
+    plain = train(recipe, tmp_path / "plain", progress=False)
+    strict = train(recipe, tmp_path / "strict", progress=False, options=RunOptions(deterministic=True))
+    assert strict.weights.read_bytes() == plain.weights.read_bytes()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert isinstance(recipe.model, BRONetArchitecture)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_deterministic_runs_repeat_their_bits_on_a_gpu(tmp_path: Path) -> None:
+    recipe = tiny_recipe("data.held_out=1097")
+    runs = [
+        train(recipe, tmp_path / name, device="cuda", progress=False, options=RunOptions(deterministic=True))
+        for name in ("a", "b")
+    ]
+    assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_fused_centring_over_all_processes_equals_that_of_one(tmp_path: Path) -> None:
+    from bronet.layers import Bias, Block, Centring, MaxMin
+    from bronet.layers.dense import BROLinear
+
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, 4, 4, device="cuda")
+    gradients = []
+    for exchange in (None, lambda mean: mean.clone()):
+        torch.manual_seed(1)
+        block = Block(BROLinear(8, 8, rank=2), Centring(8), MaxMin()).cuda().train()
+        shift = block[1]
+        assert isinstance(shift, Centring | Bias)
+        if exchange is not None:
+            shift.mean_over_all = exchange
+        y = x.clone().requires_grad_()
+        block(y).pow(3).sum().backward()
+        gradients.append(y.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
