@@ -1,5 +1,6 @@
 """The documentation speaks of what exists: files, tests, and the tests that the tables name."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_tests_named_alone_exist_somewhere(page: Path) -> None:
     source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").glob("*.py"))
     for test in TEST.findall(page.read_text(encoding="utf-8")):
         assert f"def {test}(" in source or (ROOT / "tests" / f"{test}.py").exists(), f"{page.name} names {test}"
+
+
+@pytest.mark.parametrize("name", ["h200-layer.csv", "h200-step.csv"])
+def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    with (ROOT / "results" / "bench" / name).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        assert f"{float(row['median_ms']):.2f} ms" in page, row
 
 
 def test_every_item_of_the_paper_map_has_a_file_and_a_test() -> None:
