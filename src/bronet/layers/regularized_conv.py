@@ -20,6 +20,7 @@ from bronet.proof.proved_map import Product, ProvedMap, linear
 
 # Taps times input channels up to which a GPU convolves by products: a library's result would have to be rearranged.
 _FEW_TAPS = 128
+_ALIGNMENT = 16
 
 
 class _Geometry(NamedTuple):
@@ -31,8 +32,11 @@ def convolve_patches(x: Tensor, kernel: Tensor, *, stride: int, padding: int) ->
     """Return the convolution as one product per pixel, in the memory order (h, w, c, b) that the next layer wants."""
     k = kernel.shape[-1]
     h, w = ((size + 2 * padding - k) // stride + 1 for size in x.shape[-2:])
-    patches = F.unfold(x, k, padding=padding, stride=stride).permute(2, 1, 0)  # pixels taps b
-    return (kernel.flatten(1) @ patches).view(h, w, kernel.shape[0], x.shape[0]).permute(3, 2, 0, 1)
+    fill = -kernel[0].numel() % _ALIGNMENT  # tensor cores are slow on odd lengths
+    padded = F.pad(x, (padding, padding, padding, padding))
+    windows = padded.unfold(2, k, stride).unfold(3, k, stride).permute(2, 3, 1, 4, 5, 0)  # h w c k k b, a view
+    patches = F.pad(windows.reshape(h * w, -1, x.shape[0]), (0, 0, 0, fill))
+    return (F.pad(kernel.flatten(1), (0, fill)) @ patches).view(h, w, kernel.shape[0], x.shape[0]).permute(3, 2, 0, 1)
 
 
 class LipschitzRegularizedConv2d(LipschitzLayer):
