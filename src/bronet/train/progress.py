@@ -7,11 +7,12 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from bronet.train.tally import Summary
 
+BAR_WIDTH = 12  # columns: the whole line fits into a terminal of 80
 CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
 
 
@@ -45,17 +46,14 @@ class PlainLines(Display):
 
 
 class LiveBar(Display):
-    """A bar over all steps with loss, accuracies, images per second and the time left; no line per epoch."""
+    """A bar over all steps with loss, accuracies, images per second and the time left, within 80 columns."""
 
     def __init__(self, console: Console, *, total_steps: int, first_step: int) -> None:
         self.bar = Bar(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=BAR_WIDTH),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=console,
         )
         self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
@@ -71,7 +69,8 @@ class LiveBar(Display):
 
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Move the bar and refresh its numbers."""
-        numbers = f"{describe(summary)}  {images_per_second:,.0f} img/s"
+        loss, accuracy, certified, _ = summary
+        numbers = f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s"
         self.bar.update(self.task, completed=step, numbers=numbers)
 
 
