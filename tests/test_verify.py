@@ -121,8 +121,10 @@ def test_a_folder_without_a_certificate_says_what_to_do(copy: Path) -> None:
     with pytest.raises(BronetError, match="run `bronet certify` first"):
         verify_run(copy)
     (copy / "certificate.json").write_text("{}")
-    with pytest.raises(BronetError, match="must have split, which is missing"):
+    with pytest.raises(BronetError, match="must say split as str, got nothing"):
         verify_run(copy)
+    (copy / "certificate.json").write_text('{"split": "test", "images": "many"}')
+    assert "must say images as int, got 'many'" in CliRunner().invoke(app, ["verify", str(copy)]).stderr
 
 
 def test_targeted_radii_have_the_radius_as_their_least(certified: Path) -> None:

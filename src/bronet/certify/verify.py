@@ -24,6 +24,7 @@ BATCH_SIZE = 97
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
 """Other processors round the same program differently, by far less than this."""
+_KINDS: dict[str, tuple[type, ...]] = {"split": (str,), "images": (int,), "lipschitz": (float, int), SEAL: (str,)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def read_certificate(path: Path) -> Json:
         raise BronetError(f"cannot read {path}: {error}; run `bronet certify` first") from None
     if not isinstance(content, dict):
         raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}; certify again")
-    missing = [key for key in ("split", "images", "lipschitz", SEAL) if key not in content]
-    if missing:
-        raise BronetError(f"{path} must have {missing[0]}, which is missing; certify again")
+    for key, kinds in _KINDS.items():
+        if not isinstance(content.get(key), kinds):
+            found = repr(content[key]) if key in content else "nothing"
+            raise BronetError(f"{path} must say {key} as {kinds[0].__name__}, got {found}; certify again")
     return content
