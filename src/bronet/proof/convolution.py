@@ -55,8 +55,6 @@ def circulant_norm(
 ) -> float:
     """Return the largest singular value over the frequencies of a circular convolution that contains this one."""
     kernel = _polyphase(kernel.double(), stride)
-    scale = power_of_two_scale(kernel)
-    kernel = kernel / scale
     taps = (kernel.shape[2], kernel.shape[3])
     grid = (
         math.ceil((size[0] + 2 * padding) / stride) + taps[0] - 1,
@@ -68,6 +66,8 @@ def circulant_norm(
 def circular_norm(kernel: Float[Tensor, "c_out c_in kh kw"], grid: tuple[int, int]) -> float:
     """Return an upper bound on the norm of the circular convolution of this grid, up to rounding the norm itself."""
     kernel = kernel.double()
+    scale = power_of_two_scale(kernel)
+    kernel = kernel / scale
     taps = (kernel.shape[2], kernel.shape[3])
     blocks = spectrum_blocks(kernel, grid, dense=True)  # f 2c_out 2c_in
     if blocks.shape[-2] < blocks.shape[-1]:
