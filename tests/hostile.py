@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.layers import (
+    CONVOLUTIONS,
     Bias,
     BROConv2d,
     BROLinear,
@@ -23,7 +24,9 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
+    convolution,
 )
+from bronet.layers.rivals.mean_pool import ScaledMeanPool
 
 Shape = tuple[int, ...]
 Factory = Callable[..., LipschitzLayer]
@@ -74,7 +77,15 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "l2 pool": (partial(_plain, partial(L2NormPool, 2)), (2, 4, 2)),
 }
 
-LINEAR_UP_TO_A_SHIFT = frozenset(LAYERS) - {"householder", "householder twice", "maxmin", "l2 pool"}
+RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
+for _kind in RIVALS:
+    for _name, _channels, _circular in (("", (4, 4), False), (" wider", (2, 4), False), (" circular", (4, 2), True)):
+        _build = partial(convolution, _kind, *_channels, 3, circular=_circular, input_size=(4, 3))
+        LAYERS[f"{_kind}{_name}"] = (_build, (_channels[0], 4, 3))
+LAYERS["mean pool"] = (partial(_plain, partial(ScaledMeanPool, 3)), (2, 6, 3))
+
+NONLINEAR = ("householder", "maxmin", "l2 pool", "cpl", "sll", "sandwich")
+LINEAR_UP_TO_A_SHIFT = frozenset(name for name in LAYERS if not name.startswith(NONLINEAR))
 
 
 def _draw(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -125,6 +136,8 @@ KINDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "1e-200": lambda weight, g: 1e-200 * _draw(weight, g),
     "trained": _draw,
 }
+REFUSING = frozenset({("sandwich wider", "1e150")})
+"""Its tall Cayley transform squares the weights: beyond 1e154 there is no such number, and a proof is refused."""
 ONLY_FLOAT64 = frozenset({"1e-150", "1e150", "1e-200"})
 
 

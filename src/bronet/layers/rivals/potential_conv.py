@@ -91,7 +91,8 @@ class PotentialConv2d(DerivedLayer[Tensor]):
         size = (shape[1] // stride, shape[2] // stride)
         with torch.no_grad():
             U, norm = self.bounded_kernel(size)
-        adjoint, bias = _adjoint(U), self.bias.detach().double()
+        # The bias is cloned: a model in float64 must not share its numbers with a proof.
+        adjoint, bias = _adjoint(U), self.bias.detach().double().clone()
 
         def apply(x: Tensor) -> Tensor:
             x = embed_channels(self.unshuffle(x), self.channels, dim=1)

@@ -137,11 +137,14 @@ def rest_of_series(s: float, terms: int) -> float:
 
 
 def _series_gain(s: float, absolute: float, length: int, terms: int) -> float:
-    """Return g such that adding up the series errs by at most g |x|: each term a product and a division, then a sum."""
+    """Return g such that adding up the series errs by at most g |x|.
+
+    Each term is a product and a division (two roundings where a device multiplies by 1 / j), then comes a sum.
+    """
     size, error = 1.0, 0.0  # of the current term
     total, total_error = 1.0, 0.0
     for j in range(1, terms):
-        error = (s * error + gamma(length + 1) * absolute * (size + error)) / j
+        error = (s * error + gamma(length + 2) * absolute * (size + error)) / j
         size = size * s / j
         total += size
         total_error += error + gamma(1) * (total + total_error + error)
