@@ -24,9 +24,9 @@ SAFETY_ULPS = 2
 class Radius(NamedTuple):
     """Prediction, logit margin to the runner-up, and certified radius of each image."""
 
-    prediction: Int[Tensor, "b"]
-    margin: Float[Tensor, "b"]
-    radius: Float[Tensor, "b"]
+    prediction: Int[Tensor, " b"]
+    margin: Float[Tensor, " b"]
+    radius: Float[Tensor, " b"]
 
 
 def targeted_radii(
@@ -88,7 +88,7 @@ def certified_radius(
     return Radius(logits.argmax(dim=1), top[:, 0] - top[:, 1], radii.amin(dim=1))
 
 
-def certified_at(radius: Float[Tensor, "b"], correct: Bool[Tensor, "b"], eps: float) -> Bool[Tensor, "b"]:
+def certified_at(radius: Float[Tensor, " b"], correct: Bool[Tensor, " b"], eps: float) -> Bool[Tensor, " b"]:
     """Return which images are certified at eps: correctly classified, with a radius larger than eps."""
     return correct & (radius > eps)
 

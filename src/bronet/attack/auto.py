@@ -29,7 +29,7 @@ def require_autoattack() -> None:
 def autoattack(
     model: Callable[[Tensor], Tensor],
     images: Float[Tensor, "b c h w"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     *,
     classes: int,
     norm: Norm,

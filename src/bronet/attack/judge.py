@@ -26,9 +26,9 @@ class CertificateBrokenError(BronetError):
 class Verdict:
     """Of each image: the class at the attack's point, and upper bounds on the distances to that point."""
 
-    prediction: Int[Tensor, "b"]
-    l2: Float[Tensor, "b"]
-    linf: Float[Tensor, "b"]
+    prediction: Int[Tensor, " b"]
+    l2: Float[Tensor, " b"]
+    linf: Float[Tensor, " b"]
 
 
 @torch.no_grad()
@@ -61,13 +61,13 @@ def into_ball(
 
 def distances(
     images: Float[Tensor, "b *pixels"], points: Float[Tensor, "b *pixels"]
-) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
     """Return upper bounds on the l2 and l_inf distances of float64 images."""
     delta = points - images
     return _length(delta, "l2"), _length(delta, "linf")
 
 
-def _length(delta: Float[Tensor, "b *pixels"], norm: Norm) -> Float[Tensor, "b"]:
+def _length(delta: Float[Tensor, "b *pixels"], norm: Norm) -> Float[Tensor, " b"]:
     """Return the norm of computed differences, rounded up: each difference errs by u, the sum by far less."""
     rows = delta.flatten(1)
     length = torch.linalg.vector_norm(rows, dim=1) if norm == "l2" else rows.abs().amax(dim=1)

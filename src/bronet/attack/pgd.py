@@ -23,16 +23,16 @@ class Attack(NamedTuple):
     """The strongest images found, whether each changes the prediction, and its distance from the original."""
 
     images: Float[Tensor, "b *pixels"]
-    success: Bool[Tensor, "b"]
-    distance: Float[Tensor, "b"]
+    success: Bool[Tensor, " b"]
+    distance: Float[Tensor, " b"]
 
 
 def l2_pgd(
     model: Callable[[Tensor], Tensor],
     images: Float[Tensor, "b *pixels"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     *,
-    eps: float | Float[Tensor, "b"],
+    eps: float | Float[Tensor, " b"],
     steps: int = 50,
     restarts: int = 1,
     step_size: float | None = None,
@@ -60,9 +60,9 @@ def l2_pgd(
 def linf_pgd(
     model: Callable[[Tensor], Tensor],
     images: Float[Tensor, "b *pixels"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     *,
-    eps: float | Float[Tensor, "b"],
+    eps: float | Float[Tensor, " b"],
     steps: int = 50,
     restarts: int = 1,
     step_size: float | None = None,
@@ -88,7 +88,7 @@ class _Search:
         _at_least_one("restarts", self.restarts)
 
     def run(
-        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, budget: Float[Tensor, "b"]
+        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, budget: Float[Tensor, " b"]
     ) -> Attack:
         ball, default = self.ball, STEP_TRAVEL * budget / self.steps
         stride = default if self.step_size is None else torch.full_like(budget, self.step_size)
@@ -110,7 +110,7 @@ class _Search:
 
 def _loss_and_gradient(
     model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
-) -> tuple[Float[Tensor, "b"], Float[Tensor, "b *pixels"]]:
+) -> tuple[Float[Tensor, " b"], Float[Tensor, "b *pixels"]]:
     """Return minus the margin of each image, and its gradient in the pixels."""
     with torch.enable_grad():
         pixels = images.detach().requires_grad_()
@@ -120,7 +120,7 @@ def _loss_and_gradient(
 
 
 def _project_l2(
-    proposed: Float[Tensor, "b *pixels"], images: Float[Tensor, "b *pixels"], budget: Float[Tensor, "b"]
+    proposed: Float[Tensor, "b *pixels"], images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"]
 ) -> Float[Tensor, "b *pixels"]:
     """Return the proposal moved into the ball and into [0, 1], in the dtype of the images.
 
@@ -138,7 +138,7 @@ def _project_l2(
 
 
 def _project_linf(
-    proposed: Float[Tensor, "b *pixels"], images: Float[Tensor, "b *pixels"], budget: Float[Tensor, "b"]
+    proposed: Float[Tensor, "b *pixels"], images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"]
 ) -> Float[Tensor, "b *pixels"]:
     """Return the proposal moved into the ball and into [0, 1]; a cube smaller by two epsilons survives storing."""
     reach = (budget - 2 * torch.finfo(images.dtype).eps).clamp(min=0)
@@ -153,7 +153,7 @@ def _unit(wide: Float[Tensor, "b *pixels"]) -> Float[Tensor, "b *pixels"]:
 
 
 def _start_l2(
-    images: Float[Tensor, "b *pixels"], budget: Float[Tensor, "b"], generator: torch.Generator | None
+    images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"], generator: torch.Generator | None
 ) -> Float[Tensor, "b *pixels"]:
     """Return points drawn uniformly from the balls, then clamped to [0, 1]."""
     device = images.device if generator is None else generator.device
@@ -164,7 +164,7 @@ def _start_l2(
 
 
 def _start_linf(
-    images: Float[Tensor, "b *pixels"], budget: Float[Tensor, "b"], generator: torch.Generator | None
+    images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"], generator: torch.Generator | None
 ) -> Float[Tensor, "b *pixels"]:
     """Return points drawn uniformly from the cubes, then clamped to [0, 1]."""
     device = images.device if generator is None else generator.device
@@ -189,7 +189,7 @@ def _per_image(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _checked_budget(images: Tensor, eps: float | Tensor) -> Float[Tensor, "b"]:
+def _checked_budget(images: Tensor, eps: float | Tensor) -> Float[Tensor, " b"]:
     """Return eps as one float64 number per image, after checking it and the pixels."""
     if images.ndim < 2 or images.numel() == 0:
         raise BronetError(f"images must have a batch axis and at least one pixel, got {tuple(images.shape)}")

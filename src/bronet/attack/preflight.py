@@ -21,8 +21,8 @@ SAME_LOGITS = 1e-4
 def preflight(
     model: Callable[[Tensor], Tensor],
     images: Float[Tensor, "b c h w"],
-    labels: Int[Tensor, "b"],
-    judged: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
+    judged: Int[Tensor, " b"],
 ) -> list[str]:
     """Return warnings, one line each; an empty list where nothing was found.
 

@@ -62,7 +62,7 @@ class Target:
         judged = self.network.certify(self._pixels(first, torch.float64)).prediction
         return preflight(self.model, self._pixels(first, torch.float32), self._labels(first), judged)
 
-    def attack(self, plan: AttackPlan, index: Int[Tensor, "b"]) -> list[AttackRow]:
+    def attack(self, plan: AttackPlan, index: Int[Tensor, " b"]) -> list[AttackRow]:
         """Return the rows of these images."""
         exact, labels = self._pixels(index, torch.float64), self._labels(index)
         proved = self.network.certify(exact)
@@ -97,7 +97,7 @@ class Target:
         search = pgd(self.model, images, labels, eps=eps, steps=plan.steps, restarts=plan.restarts, generator=generator)
         return search.images
 
-    def _radius(self, index: Int[Tensor, "b"], proved: Certificate) -> Float[Tensor, "b"]:
+    def _radius(self, index: Int[Tensor, " b"], proved: Certificate) -> Float[Tensor, " b"]:
         """Return the radius that is claimed: recorded in the run's certificate, else proved now."""
         own = proved.radius.tolist()
         claimed = [self.claims.get(i, radius) for i, radius in zip(index.tolist(), own, strict=True)]

@@ -30,7 +30,7 @@ def naive_gap_lipschitz(model: CertifiableModel) -> Float[Tensor, "k k"]:
 @torch.no_grad()
 def naive_radius(
     model: CertifiableModel, images: Float[Tensor, "b c h w"], gap_lipschitz: Float[Tensor, "k k"]
-) -> Float[Tensor, "b"]:
+) -> Float[Tensor, " b"]:
     """Return the radius of the float32 forward under an estimated gap matrix, in evaluation mode."""
     was_training = model.training
     model.eval()

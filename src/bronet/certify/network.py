@@ -31,11 +31,11 @@ _LARGEST = 2.0**400
 class Certificate:
     """What is proved of a batch: `targeted[i, j]` is the distance that image i provably keeps from class j."""
 
-    prediction: Int[Tensor, "b"]
-    margin: Float[Tensor, "b"]
-    radius: Float[Tensor, "b"]
+    prediction: Int[Tensor, " b"]
+    margin: Float[Tensor, " b"]
+    radius: Float[Tensor, " b"]
     targeted: Float[Tensor, "b k"]
-    rounding: Float[Tensor, "b"]
+    rounding: Float[Tensor, " b"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class _Budget:
     """
 
     lipschitz: float
-    at_image: Float[Tensor, "b"]
-    at_ball: Float[Tensor, "b"]
-    ball_slope: Float[Tensor, "b"]
-    reach: Float[Tensor, "b"]
+    at_image: Float[Tensor, " b"]
+    at_ball: Float[Tensor, " b"]
+    ball_slope: Float[Tensor, " b"]
+    reach: Float[Tensor, " b"]
 
-    def after(self, layer: ProvedMap, size: Float[Tensor, "b"]) -> "_Budget":
+    def after(self, layer: ProvedMap, size: Float[Tensor, " b"]) -> "_Budget":
         """Return the budget behind a layer whose computed input at the image has norm at most `size`."""
         L, gain, offset = layer.lipschitz, layer.gain, layer.offset
         # At x' the computed input is at most the exact one at x, plus its movement, plus its own error.
@@ -65,7 +65,7 @@ class _Budget:
             reach=self._reach(layer, elsewhere, growth),
         )
 
-    def _reach(self, layer: ProvedMap, elsewhere: Tensor, growth: Tensor) -> Float[Tensor, "b"]:
+    def _reach(self, layer: ProvedMap, elsewhere: Tensor, growth: Tensor) -> Float[Tensor, " b"]:
         """Return a distance from the image within which nothing in this layer or an earlier one can overflow."""
         sums = max(layer.lipschitz, max(layer.gain, layer.offset) / UNIT_ROUNDOFF)
         free = (_LARGEST - elsewhere) / growth / _TENSOR_SLACK
@@ -156,7 +156,7 @@ def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -
 
 def certified_radius(
     model: CertifiableModel, images: Float[Tensor, "b c h w"], *, batch_size: int = 256
-) -> Float[Tensor, "b"]:
+) -> Float[Tensor, " b"]:
     """Return the certified l2 radius of the predicted class of every image, in pixel space [0, 1]: a proof.
 
     Guaranteed: the float64 network (`prove(model).logits`) predicts the same class at every point closer than the
@@ -167,7 +167,7 @@ def certified_radius(
     return torch.cat(parts) if parts else images.new_zeros(0, dtype=torch.float64)
 
 
-def _norm_rounded_up(x: Tensor) -> Float[Tensor, "b"]:
+def _norm_rounded_up(x: Tensor) -> Float[Tensor, " b"]:
     """Return an upper bound on the norm of every image's activations."""
     flat = x.flatten(1)
     return torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 2)) + NORM_UNDERFLOW

@@ -66,7 +66,7 @@ def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device |
     return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
 
 
-def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, " n"]:
     """Return the permutation of 0 .. n - 1 in which an epoch visits its images, on the CPU."""
     return torch.randperm(n, generator=generator_for(seed, "epoch order", epoch))
 
@@ -83,7 +83,7 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
     return n // batch_size
 
 
-def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> Int64[Tensor, "size"]:
+def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> Int64[Tensor, " size"]:
     """Return the images that step `step` takes from a stream that visits n images pass after pass.
 
     Each pass has its own order, and a batch may reach from one into the next, so n need not be a multiple of
@@ -101,6 +101,6 @@ def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> I
 
 
 @lru_cache(maxsize=2)
-def _pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, "n"]:
+def _pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
     """Consecutive steps share a pass, and millions of images take a while to shuffle: two passes are kept."""
     return torch.randperm(n, generator=generator_for(seed, purpose, number))

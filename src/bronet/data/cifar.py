@@ -140,7 +140,7 @@ def _check_names(path: Path, layout: CifarLayout) -> None:
         )
 
 
-def _check_counts(counts: Int64[Tensor, "k"], folder: Path, layout: CifarLayout, split: str) -> None:
+def _check_counts(counts: Int64[Tensor, " k"], folder: Path, layout: CifarLayout, split: str) -> None:
     """Both sets are balanced: every class has the same number of images."""
     expected = IMAGES[split] // len(layout.classes)
     worst = int((counts - expected).abs().argmax())

@@ -31,7 +31,7 @@ class FileSet:
     name: str
     root: Path
     paths: NDArray[Any]
-    labels: Int64[Tensor, "n"]
+    labels: Int64[Tensor, " n"]
     classes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class FileSet:
         """Return where image `index` lies."""
         return self.root / os.fsdecode(self.paths[index])
 
-    def subset(self, index: Int64[Tensor, "b"]) -> "FileSet":
+    def subset(self, index: Int64[Tensor, " b"]) -> "FileSet":
         """Return the files at `index`, in that order, with all classes kept."""
         return replace(self, paths=self.paths[index.numpy()], labels=self.labels[index])
 

@@ -23,7 +23,7 @@ class ImageSet:
 
     name: str
     images: UInt8[Tensor, "n c h w"]
-    labels: Int64[Tensor, "n"]
+    labels: Int64[Tensor, " n"]
     classes: tuple[str, ...]
     scale: int
 
@@ -59,22 +59,22 @@ class ImageSet:
         """Return the same images on `device`."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
-    def pixels(self, index: Int64[Tensor, "b"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "b c h w"]:
+    def pixels(self, index: Int64[Tensor, " b"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "b c h w"]:
         """Return the images at `index` as floats in [0, 1]: byte / scale, rounded once, in `dtype`."""
         return self.images[self._local(index)].to(dtype) / self.scale
 
-    def subset(self, index: Int64[Tensor, "b"]) -> "ImageSet":
+    def subset(self, index: Int64[Tensor, " b"]) -> "ImageSet":
         """Return the images at `index`, in that order, with all classes kept."""
         local = self._local(index)
         return replace(self, images=self.images[local], labels=self.labels[local])
 
-    def _local(self, index: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+    def _local(self, index: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         return index.to(self.images.device, non_blocking=True)
 
 
 def stratified_split(
-    labels: Int64[Tensor, "n"], held_out: int, seed: int
-) -> tuple[Int64[Tensor, "kept"], Int64[Tensor, "held"]]:
+    labels: Int64[Tensor, " n"], held_out: int, seed: int
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
     """Return two increasing index tensors on the CPU, (kept, held), that partition 0 .. n - 1.
 
     Exactly `held_out` images are held; a class of m images gives m * held_out / n of them, rounded up or

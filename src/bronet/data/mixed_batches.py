@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """Augmented pixels in [0, 1] and labels, on the training device: this process's share of the batch."""
 
     pixels: Float[Tensor, "b c h w"]
-    labels: Int64[Tensor, "b"]
+    labels: Int64[Tensor, " b"]
 
 
 class MixedBatches:
@@ -64,7 +64,7 @@ class MixedBatches:
             images = (self._augmented(stored.images, step), self._augmented_synthetic(extra.images, step))
             yield self._batch(torch.cat(images), torch.cat((stored.labels, extra.labels)))
 
-    def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, "b"]) -> Batch:
+    def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, " b"]) -> Batch:
         return Batch(stored.float() / self.scale, labels)
 
     def _real_plan(self, step: int) -> Wanted:
@@ -104,6 +104,6 @@ class MixedBatches:
 
 
 @lru_cache(maxsize=2)
-def _kept_order(n: int, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+def _kept_order(n: int, seed: int, epoch: int) -> Int64[Tensor, " n"]:
     """A stream that works ahead may already be in the next epoch: two orders are kept."""
     return epoch_order(n, seed=seed, epoch=epoch)

@@ -42,7 +42,7 @@ def brightness_table(factor: float) -> UInt8[Tensor, "256"]:
     return blend(torch.zeros(LEVELS, dtype=torch.int64), levels(), torch.tensor(factor, dtype=torch.float32))
 
 
-def contrast_table(grey: Int32[Tensor, "n 1 h w"], factor: Float32[Tensor, "n"]) -> UInt8[Tensor, "n 1 256"]:
+def contrast_table(grey: Int32[Tensor, "n 1 h w"], factor: Float32[Tensor, " n"]) -> UInt8[Tensor, "n 1 256"]:
     """Per image, scale the distance of a level from the image's mean grey by `factor`."""
     pixels = grey.shape[-2] * grey.shape[-1]
     # Twice the mean plus one, halved: the mean rounded to nearest, halves upwards, in integers.

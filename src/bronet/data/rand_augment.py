@@ -73,7 +73,7 @@ class OpTables:
 
     maps: Int64[Tensor, "v 6"]
     tables: UInt8[Tensor, "v 256"]
-    factors: Float32[Tensor, "v"]
+    factors: Float32[Tensor, " v"]
 
     def to(self, device: torch.device) -> "OpTables":
         """Return the tables on `device`, without waiting for it."""
@@ -113,7 +113,7 @@ def rand_augment(
 
 
 def apply_ops(
-    images: UInt8[Tensor, "n c h w"], op: Int64[Tensor, "n"], reverse: Int64[Tensor, "n"], fixed: OpTables
+    images: UInt8[Tensor, "n c h w"], op: Int64[Tensor, " n"], reverse: Int64[Tensor, " n"], fixed: OpTables
 ) -> UInt8[Tensor, "n c h w"]:
     """Return images[i] after the operation op[i], in its negative direction where reverse[i] is 1."""
     variant = 2 * op + reverse
@@ -176,6 +176,6 @@ def _level_table(op: Op, strength: float) -> UInt8[Tensor, "256"]:
             return levels().to(torch.uint8)
 
 
-def _is(op: Int64[Tensor, "n"], wanted: Op, ndim: int) -> Tensor:
+def _is(op: Int64[Tensor, " n"], wanted: Op, ndim: int) -> Tensor:
     """Return op == wanted, with as many dimensions as the tensors it selects from."""
     return (op == int(wanted)).view(-1, *[1] * (ndim - 1))

@@ -27,14 +27,14 @@ class Wanted(NamedTuple):
     """The images of one batch; `epoch` counts the passes over the stream."""
 
     epoch: int
-    chosen: Int64[Tensor, "b"]
+    chosen: Int64[Tensor, " b"]
 
 
 class Stored(NamedTuple):
     """Stored bytes and labels of one batch, on the training device."""
 
     images: UInt8[Tensor, "b c h w"]
-    labels: Int64[Tensor, "b"]
+    labels: Int64[Tensor, " b"]
 
 
 class ImageStream(ABC):

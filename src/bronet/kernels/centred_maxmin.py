@@ -83,7 +83,7 @@ def _channel_mean_kernel(y, sums, pixels, per_program, c, b, B_PADDED: tl.conste
     tl.store(sums + tl.program_id(1) * c + channel, tl.sum(total, axis=0))
 
 
-def channel_mean(y: Float[Tensor, "pixels c b"]) -> Float[Tensor, "c"]:
+def channel_mean(y: Float[Tensor, "pixels c b"]) -> Float[Tensor, " c"]:
     """Return the mean of every channel, summed in float32."""
     pixels, c, b = y.shape
     per_program = max(1, pixels // _SPLITS)
@@ -94,7 +94,7 @@ def channel_mean(y: Float[Tensor, "pixels c b"]) -> Float[Tensor, "c"]:
 
 
 def shifted_maxmin(
-    y: Float[Tensor, "pixels c b"], shift: Float[Tensor, "c"]
+    y: Float[Tensor, "pixels c b"], shift: Float[Tensor, " c"]
 ) -> tuple[Float[Tensor, "pixels c b"], Int8[Tensor, "pixels pairs b"]]:
     """Return MaxMin(y + shift) and, for every pair, whether its channels changed places."""
     pixels, c, b = y.shape
@@ -111,7 +111,7 @@ def shifted_maxmin_backward(
     swapped: Int8[Tensor, "pixels pairs b"],
     *,
     centre: Callable[[Tensor], Tensor] | None,
-) -> tuple[Float[Tensor, "pixels c b"], Float[Tensor, "c"]]:
+) -> tuple[Float[Tensor, "pixels c b"], Float[Tensor, " c"]]:
     """Return the gradients of y and of the shift; where y was centred, the channel's mean is taken out of the first.
 
     `centre` is None where y was not centred, else what turns this process's mean into that of all processes.

@@ -18,7 +18,7 @@ PUBLISHED_GAMMA = 0.5
 
 
 def certificate_regularization(
-    logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"], *, gamma: float = PUBLISHED_GAMMA
+    logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *, gamma: float = PUBLISHED_GAMMA
 ) -> Float[Tensor, ""]:
     """Return CE - gamma * mean(relu(logit margin)), as the text of the paper has it."""
     return cross_entropy(logits, labels) + certificate_risk(logits, labels, gamma=gamma)
@@ -26,7 +26,7 @@ def certificate_regularization(
 
 def certificate_regularization_radius(
     logits: Float[Tensor, "b k"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,
     gamma: float = PUBLISHED_GAMMA,
@@ -41,7 +41,7 @@ def certificate_regularization_radius(
     return cross - gamma * radius.where(prediction == labels, 0.0).mean()
 
 
-def certificate_risk(logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"], *, gamma: float) -> Float[Tensor, ""]:
+def certificate_risk(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *, gamma: float) -> Float[Tensor, ""]:
     """Return the CR risk of App. C, the mean of -gamma max(M_f, 0).
 
     Guaranteed (Prop. 4): with tau the largest margin and gamma = 1/tau it is the ramp risk minus one.

@@ -17,7 +17,7 @@ LEAST_SHARE = 0.01
 
 def emma(
     logits: Float[Tensor, "b k"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,
     eps: float | Tensor,

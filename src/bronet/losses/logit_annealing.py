@@ -15,7 +15,7 @@ from bronet.losses.arguments import checked_logits, not_negative, positive
 
 def logit_annealing(
     logits: Float[Tensor, "b k"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     *,
     temperature: float = 0.75,
     offset: float = 2.0,

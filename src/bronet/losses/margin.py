@@ -10,7 +10,7 @@ from torch import Tensor
 from bronet.losses.arguments import checked_logits
 
 
-def logit_margin(logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"]) -> Float[Tensor, "b"]:
+def logit_margin(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
     """Return the true logit minus the best other one: positive exactly where the prediction is right."""
     logits = checked_logits(logits, labels)
     truth = labels[:, None]

@@ -10,7 +10,7 @@ from bronet.losses.arguments import positive
 from bronet.losses.margin import logit_margin
 
 
-def ramp(logits: Float[Tensor, "b k"], labels: Int[Tensor, "b"], *, tau: float) -> Float[Tensor, ""]:
+def ramp(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *, tau: float) -> Float[Tensor, ""]:
     """Return the margin risk: the mean of 1 at margins <= 0, 0 at margins >= tau, and linear between."""
     positive("tau", tau)
     return (1 - logit_margin(logits, labels) / tau).clamp(0, 1).mean()

@@ -21,7 +21,7 @@ def autocorrelation(kernel: Float[Tensor, "c_out c_in k k"]) -> Float[Tensor, "c
     return F.conv2d(columns, columns, padding=kernel.shape[-1] - 1)
 
 
-def absolute_sums(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, "c_in"]) -> Float[Tensor, "c_in"]:
+def absolute_sums(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_in"]) -> Float[Tensor, " c_in"]:
     """Return T_i = sum over j and taps of |G[i, j]| q_j / q_i."""
     return (autocorrelation(kernel).abs().sum((2, 3)) @ q) / q
 
@@ -30,10 +30,10 @@ class Rescaled(NamedTuple):
     """A kernel of norm at most one, and the positive weights with which its weighted absolute sums are one."""
 
     kernel: Float[Tensor, "c_out c_in k k"]
-    weights: Float[Tensor, "c_in"]
+    weights: Float[Tensor, " c_in"]
 
 
-def rescaled(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, "c_in"]) -> Rescaled:
+def rescaled(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_in"]) -> Rescaled:
     """Return K T^-1/2, of norm at most one up to rounding; an input channel without weights stays zero."""
     kernel = unit_scaled(kernel)
     # The floor is what rounding leaves of a vanishing sum; a larger T only shrinks.

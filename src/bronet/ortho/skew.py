@@ -61,7 +61,7 @@ def _norm_from_above(R: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
     return bound * estimate / estimate.detach().clamp_min(torch.finfo(R.dtype).tiny)
 
 
-def _gram_iteration(R: Float[Tensor, "m n"]) -> tuple[Float[Tensor, ""], Float[Tensor, "n"]]:
+def _gram_iteration(R: Float[Tensor, "m n"]) -> tuple[Float[Tensor, ""], Float[Tensor, " n"]]:
     """Return |R'R|_F^(1/2) refined by squarings, always an upper bound of |R|, and a leading right singular vector."""
     tiny = torch.finfo(R.dtype).tiny
     G = R.mT @ R

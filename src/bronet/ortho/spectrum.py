@@ -99,7 +99,7 @@ def autocorrelation(V: Float[Tensor, "c n kh kw"]) -> Float[Tensor, "n n th tw"]
 
 
 @lru_cache(maxsize=16)
-def tap_shifts(taps: tuple[int, int], device: torch.device) -> Int[Tensor, "pairs"]:
+def tap_shifts(taps: tuple[int, int], device: torch.device) -> Int[Tensor, " pairs"]:
     """Return, for each pair (first, second) of taps, the index of second - first among all shifts."""
     kh, kw = taps
     row, column = torch.arange(kh), torch.arange(kw)

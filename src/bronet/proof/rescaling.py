@@ -17,7 +17,7 @@ from bronet.proof.rounding import gamma, up
 _CHANNELS_AT_ONCE = 32
 
 
-def weighted_sum_norm(kernel: Float[Tensor, "c_out c_in k k"], weights: Float[Tensor, "c_in"]) -> float:
+def weighted_sum_norm(kernel: Float[Tensor, "c_out c_in k k"], weights: Float[Tensor, " c_in"]) -> float:
     """Return an upper bound on the norm of the convolution with a float64 kernel, zero-padded or circular, any size.
 
     The weights decide how tight the bound is, never whether it holds; they must be positive.

@@ -49,8 +49,8 @@ DARK = Theme("#e8ebf0", "#9aa4b5", "#2c3442", "#161b24", ("#7fa8ff", "#ff9d66", 
 class Curve(NamedTuple):
     """Corners of a right-continuous step function: `accuracy[i]` holds from `radius[i]` to the next."""
 
-    radius: Float[np.ndarray, "n"]
-    accuracy: Float[np.ndarray, "n"]
+    radius: Float[np.ndarray, " n"]
+    accuracy: Float[np.ndarray, " n"]
 
 
 def certified_curve(rows: Sequence[Row]) -> Curve:

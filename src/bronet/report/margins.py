@@ -21,7 +21,7 @@ BINS = 40
 PANELS = ("training images", "test images")
 
 
-def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, "n"]:
+def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, " n"]:
     """Return the finite margins, those of wrong images negative."""
     margins = np.array([row.margin if row.correct else -row.margin for row in rows], dtype=np.float64)
     return margins[np.isfinite(margins)]
@@ -45,7 +45,7 @@ def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], *, the
 
 
 def _draw_panel(
-    axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, "n"]], edges: Float[np.ndarray, "m"], theme: Theme
+    axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"], theme: Theme
 ) -> None:
     axes.set(title=title, xlabel="logit margin", xlim=(edges[0], edges[-1]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))

@@ -24,7 +24,7 @@ def needs_gap(recipe: LossRecipe) -> bool:
 def objective(
     recipe: LossRecipe,
     logits: Float[Tensor, "b k"],
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, " b"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,
     emma_eps: float | Tensor,

@@ -101,14 +101,14 @@ def _summed(local: Tensor) -> Tensor:
     return total
 
 
-def _meeting_place(restarts: int) -> dist.Store:
+def _meeting_place(restarts: int) -> dist.Store:  # type: ignore[name-defined]
     """Return the store in which the processes find each other's addresses.
 
     torchrun keeps one store over its restarts, with the addresses of processes that are gone: each attempt gets its
     own part of it. Several machines count their restarts separately; there torchrun must make new stores
     (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see docs/training.md).
     """
-    store: dist.Store = next(iter(dist.rendezvous("env://")))[0]  # type: ignore[attr-defined]
+    store: dist.Store = next(iter(dist.rendezvous("env://")))[0]  # type: ignore[attr-defined, name-defined]
     one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return dist.PrefixStore(f"attempt {restarts}", store) if one_machine else store  # type: ignore[attr-defined]
 

@@ -55,7 +55,7 @@ class TrainStep:
     def __call__(
         self,
         pixels: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b"],
+        labels: Int[Tensor, " b"],
         *,
         number: int,
         learning_rate: float,

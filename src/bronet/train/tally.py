@@ -51,7 +51,7 @@ class Tally:
         loss: Float[Tensor, ""],
         gradient_norm: Float[Tensor, ""],
         logits: Float[Tensor, "b k"],
-        labels: Int[Tensor, "b"],
+        labels: Int[Tensor, " b"],
         gap_lipschitz: Float[Tensor, "k k"],
     ) -> None:
         """Count one batch."""

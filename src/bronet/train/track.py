@@ -27,7 +27,7 @@ class Tracker:
     def epoch(self, number: int, entry: Mapping[str, object]) -> None:
         """Tell the numbers of a finished epoch."""
 
-    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, "b"]) -> None:
+    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
         """Tell the last batch of an epoch: its pictures, and the margins of its images."""
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class TensorBoard(Tracker):
             if isinstance(value, int | float) and key != "epoch":
                 self.writer.add_scalar(key, value, number)
 
-    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, "b"]) -> None:
+    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
         self.writer.add_histogram("margin", margins.float(), number)
         self.writer.add_images("images", pixels[:PICTURES], number)
 
