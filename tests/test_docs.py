@@ -32,7 +32,7 @@ def test_tests_named_alone_exist_somewhere(page: Path) -> None:
         assert f"def {test}(" in source or (ROOT / "tests" / f"{test}.py").exists(), f"{page.name} names {test}"
 
 
-@pytest.mark.parametrize("name", ["h200-layer.csv", "h200-step.csv"])
+@pytest.mark.parametrize("name", ["h200-layer.csv", "h200-step.csv", "cpu-layer.csv"])
 def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     with (ROOT / "results" / "bench" / name).open(encoding="utf-8", newline="") as file:

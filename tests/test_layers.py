@@ -162,6 +162,15 @@ def test_regularized_convolution_has_a_proved_bound_and_a_smaller_estimate(
     assert true <= conv.lipschitz_bound() <= true * (1 + 1e-6) + 1e-100
 
 
+def test_a_circulant_bound_says_how_loose_it_is() -> None:
+    conv = LipschitzRegularizedConv2d(5, 4, 3, input_size=(32, 32), padding=1, dtype=torch.float64)
+    conv.update_estimate(200)
+    remark = conv.proved((5, 32, 32)).remark
+    loose = conv.lipschitz_bound() / float(conv.lipschitz_estimate().detach()) - 1
+    assert remark == f"circulant bound, at most {loose:.1%} above the norm"
+    assert conv.proved((5, 8, 8)).remark == ""
+
+
 def test_convolution_by_patches_is_the_convolution() -> None:
     x, kernel = draw(3, 2, 7, 6), draw(5, 2, 3, 3, seed=1)
     expected = nn.functional.conv2d(x, kernel, stride=2, padding=1)
