@@ -109,6 +109,14 @@ def test_a_false_certificate_stops_the_attack_and_names_the_image(copy: Path) ->
     assert next(row for row in rows if row.index == named).refutes
 
 
+def test_several_radii_are_attacked_in_turn(copy: Path) -> None:
+    words = ["attack", str(copy), "--attack", "pgd", "--steps", "2", "--restarts", "1", "--limit", "4"]
+    result = CliRunner().invoke(app, [*words, "--eps", "1/10", "--eps", "1/5"])
+    assert result.exit_code == 0
+    for name in ("1_10", "1_5"):
+        assert len(read_attack_rows(copy / f"attack-pgd-l2-{name}.csv")) == 4
+
+
 def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None:
     run = open_run(copy)
     model = load_model(run, run.recipe()).requires_grad_(False)

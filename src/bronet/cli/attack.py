@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from bronet.attack.run import AttackedRun
 
 
+DEFAULT_EPS = "36/255"
+
+
 class AttackKind(StrEnum):
     """Which attack."""
 
@@ -32,7 +35,15 @@ def attack(
     run: RunArgument,
     *,
     norm: Annotated[NormKind, typer.Option("--norm", help="Which ball.")] = NormKind.L2,
-    eps: Annotated[str, typer.Option("--eps", metavar="RADIUS", help="Radius of the ball.")] = "36/255",
+    eps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eps",
+            metavar="RADIUS",
+            help=f"Radius of the ball; may be repeated. Default: {DEFAULT_EPS}.",
+            show_default=False,
+        ),
+    ] = None,
     kind: Annotated[
         AttackKind, typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent.")
     ] = AttackKind.AUTOATTACK,
@@ -63,35 +74,39 @@ def attack(
     from bronet.train import open_run
 
     console = open_console()
-    plan = AttackPlan(
-        attack=kind.value,
-        norm=norm.value,
-        eps=eps,
-        split=split.value,
-        steps=steps,
-        restarts=restarts,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    plans = [
+        AttackPlan(
+            attack=kind.value,
+            norm=norm.value,
+            eps=radius,
+            split=split.value,
+            steps=steps,
+            restarts=restarts,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        for radius in eps or [DEFAULT_EPS]
+    ]
     place = device_name(device)
     total = len(load_images(open_run(run).recipe().data, split.value, limit=limit, data_dir=data_dir))
-    try:
-        with counting(console, total, "attacking") as show:
-            result = attack_run(
-                run,
-                plan,
-                limit=limit,
-                overwrite=overwrite,
-                device=place,
-                data_dir=data_dir,
-                command=typed_command(),
-                progress=show,
-                warn=lambda line: say(console, f"warning: {line}"),
-            )
-    except CertificateBrokenError as error:
-        typer.echo(f"broken: {error}", err=True)
-        raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
-    show_attack(console, result, plan.norm, plan.eps)
+    for plan in plans:
+        try:
+            with counting(console, total, "attacking") as show:
+                result = attack_run(
+                    run,
+                    plan,
+                    limit=limit,
+                    overwrite=overwrite,
+                    device=place,
+                    data_dir=data_dir,
+                    command=typed_command(),
+                    progress=show,
+                    warn=lambda line: say(console, f"warning: {line}"),
+                )
+        except CertificateBrokenError as error:
+            typer.echo(f"broken: {error}", err=True)
+            raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
+        show_attack(console, result, plan.norm, plan.eps)
 
 
 def show_attack(console: "Console", result: "AttackedRun", norm: str, eps: str) -> None:
