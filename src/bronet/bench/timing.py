@@ -118,13 +118,3 @@ def write_timings(path: Path, rows: Sequence[TimingRow]) -> None:
     table.writerows(asdict(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_bytes(path, text.getvalue().encode())
-
-
-def read_timings(path: Path) -> list[TimingRow]:
-    """Return the rows of a file that `write_timings` wrote."""
-    kinds = {"median_ms": float, "spread": float, "repeats": int, "peak_gib": float}
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            TimingRow(**{name: kinds.get(name, str)(value) for name, value in row.items()})
-            for row in csv.DictReader(file)
-        ]

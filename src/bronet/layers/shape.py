@@ -9,6 +9,14 @@ from bronet.proof.proved_map import ProvedMap, exact
 from bronet.proof.rounding import NORM_UNDERFLOW, gamma
 
 
+def cut_windows(x: Tensor, size: int) -> Tensor:
+    """Return a view of (b, c, h, w) as (h/size, size, w/size, size, c, b); both sides multiples of size."""
+    h, w = x.shape[-2:]
+    if h % size or w % size:
+        raise BronetError(f"image height and width must be multiples of {size}, got {h} x {w}")
+    return batch_last(x).unflatten(1, (w // size, size)).unflatten(0, (h // size, size))
+
+
 class PixelUnshuffle(LipschitzLayer):
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
 
@@ -19,12 +27,7 @@ class PixelUnshuffle(LipschitzLayer):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        f = self.factor
-        h, w = x.shape[-2:]
-        if h % f or w % f:
-            raise BronetError(f"image height and width must be multiples of {f}, got {h} x {w}")
-        patches = batch_last(x).unflatten(1, (w // f, f)).unflatten(0, (h // f, f))  # h f w f c b
-        moved = patches.permute(0, 2, 4, 1, 3, 5)  # h w c f f b
+        moved = cut_windows(x, self.factor).permute(0, 2, 4, 1, 3, 5)  # h w c f f b
         return batch_first(moved.flatten(2, 4))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
@@ -61,12 +64,7 @@ class L2NormPool(LipschitzLayer):
         self.patch = patch
 
     def forward(self, x: Tensor) -> Tensor:
-        p = self.patch
-        h, w = x.shape[-2:]
-        if h % p or w % p:
-            raise BronetError(f"image height and width must be multiples of {p}, got {h} x {w}")
-        windows = batch_last(x).unflatten(1, (w // p, p)).unflatten(0, (h // p, p))
-        return batch_first(torch.linalg.vector_norm(windows, dim=(1, 3)))
+        return batch_first(torch.linalg.vector_norm(cut_windows(x, self.patch), dim=(1, 3)))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         c, h, w = shape

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer
+from bronet.layers.base import LipschitzLayer, batch_first
+from bronet.layers.shape import cut_windows
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma
 
@@ -19,12 +20,7 @@ class ScaledMeanPool(LipschitzLayer):
         self.patch = patch
 
     def forward(self, x: Tensor) -> Tensor:
-        p = self.patch
-        h, w = x.shape[-2:]
-        if h % p or w % p:
-            raise BronetError(f"image height and width must be multiples of {p}, got {h} x {w}")
-        windows = x.unflatten(3, (w // p, p)).unflatten(2, (h // p, p))
-        return torch.sum(windows, dim=(3, 5)) / p
+        return batch_first(torch.sum(cut_windows(x, self.patch), dim=(1, 3)) / self.patch)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         c, h, w = shape
