@@ -42,7 +42,7 @@ _HOMES = {
     "l2_pgd": "bronet.attack",
     "prove": "bronet.certify",
 }
-_ROOMS = ("attack", "certify", "data", "layers", "losses", "models", "ortho", "recipe", "report", "train")
+_ROOMS = ("attack", "certify", "data", "export", "layers", "losses", "models", "ortho", "recipe", "report", "train")
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
 

@@ -15,6 +15,7 @@ from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
 from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
+from bronet.cli.export import export
 from bronet.cli.info import info
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
@@ -54,7 +55,7 @@ def bronet(
 
 
 # The order of the help page: the order in which a newcomer needs them.
-for command in (quickstart, train, certify, report, verify, attack):
+for command in (quickstart, train, certify, report, verify, attack, export):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")

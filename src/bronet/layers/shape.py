@@ -27,6 +27,8 @@ class PixelUnshuffle(LipschitzLayer):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.factor == 1:
+            return x
         moved = cut_windows(x, self.factor).permute(0, 2, 4, 1, 3, 5)  # h w c f f b
         return batch_first(moved.flatten(2, 4))
 

@@ -8,6 +8,7 @@ taps of n x n are one product. On grids that are small against k^2 the direct pr
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -121,6 +122,4 @@ def fill_channels(u: Float[Tensor, "f two_channels b"], c: int) -> Float[Tensor,
     channels = u.shape[-2] // 2
     if channels == c:
         return u
-    filled = u.new_zeros(u.shape[0], 2, c, u.shape[-1])
-    filled[:, :, :channels] = u.unflatten(-2, (2, channels))
-    return filled.flatten(1, 2)
+    return F.pad(u.unflatten(-2, (2, channels)), (0, 0, 0, c - channels)).flatten(1, 2)
