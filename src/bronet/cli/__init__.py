@@ -13,6 +13,7 @@ from bronet.cli.analyze import app as analyze
 from bronet.cli.attack import attack
 from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
+from bronet.cli.check import check
 from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
 from bronet.cli.export import export
@@ -61,6 +62,7 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(analyze, name="analyze")
+app.command()(check)
 app.command()(info)
 
 
