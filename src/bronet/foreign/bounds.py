@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bronet.foreign.steps import kind_of
 from bronet.layers import LipschitzLayer
 from bronet.proof.convolution import convolution_norm
 from bronet.proof.rounding import gamma, up
@@ -53,7 +54,7 @@ _FIXED: dict[type[nn.Module], Bound] = {
 
 def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     """Return a bound for activations of this shape (of one image), by the module's exact type."""
-    kind = type(module)
+    kind = kind_of(module)
     if isinstance(module, LipschitzLayer):
         proved = module.proved(shape)
         return Bound(proved.lipschitz, proved.remark or "proved by the layer")

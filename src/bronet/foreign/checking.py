@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.foreign.bounds import bound_of
-from bronet.foreign.steps import Step, output_shape, read_steps
+from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
 from bronet.models import CertifiableModel
 from bronet.proof.rounding import up
 
@@ -164,7 +164,7 @@ def _leaves(model: nn.Module, shape: tuple[int, ...]) -> tuple[LayerCheck, ...]:
     found = []
     for module, before, behind in calls:
         bound = bound_of(module, before)
-        found.append(LayerCheck(paths[module], type(module).__name__, behind, bound.value, bound.reason))
+        found.append(LayerCheck(paths[module], kind_of(module).__name__, behind, bound.value, bound.reason))
     return tuple(found)
 
 

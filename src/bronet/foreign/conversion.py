@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.foreign.steps import Step, output_shape, read_steps
+from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
 from bronet.layers import (
     Bias,
     Block,
@@ -90,7 +90,7 @@ def convert(
     for path, count in Counter(step.path for step in steps if any(True for _ in step.module.parameters())).items():
         if count > 1:
             raise BronetError(f"{path} must be used once to be converted, as shared weights are not kept, got {count}")
-    if not steps or type(steps[-1].module) is not nn.Linear:
+    if not steps or kind_of(steps[-1].module) is not nn.Linear:
         last = f"{steps[-1].path} ({steps[-1].kind})" if steps else "nothing"
         raise BronetError(f"the last step must be a torch.nn.Linear that returns logits, got {last}")
     with torch.random.fork_rng(devices=[]):
@@ -153,10 +153,10 @@ def _rule(module: nn.Module) -> Rule:
     """Return how a module is converted: by its exact type, as a subclass could do anything."""
     if isinstance(module, LipschitzLayer):
         return _kept
-    if type(module) not in _RULES:
+    if kind_of(module) not in _RULES:
         known = "Conv2d, Linear, activations, batch norms, pools, Flatten, PixelUnshuffle, Dropout and Lipschitz layers"
-        raise BronetError(f"{type(module).__name__} has no Lipschitz counterpart; {known} have")
-    return _RULES[type(module)]
+        raise BronetError(f"{kind_of(module).__name__} has no Lipschitz counterpart; {known} have")
+    return _RULES[kind_of(module)]
 
 
 def _kept(module: nn.Module, shape: Shape, kind: str) -> list[LipschitzLayer]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from bronet.errors import BronetError
 from bronet.layers import Block, LipschitzLayer
@@ -27,7 +28,13 @@ class Step:
     @property
     def kind(self) -> str:
         """The module's type, for people."""
-        return type(self.module).__name__
+        return kind_of(self.module).__name__
+
+
+def kind_of(module: nn.Module) -> type[nn.Module]:
+    """Return the exact type by which a module is known; of a parametrized one, that which it had before."""
+    kind: type[nn.Module] = type_before_parametrizations(module)
+    return kind
 
 
 # Functions and tensor methods, by what stands for them; arguments after the tensor are those of the module.

@@ -6,6 +6,7 @@ from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.parametrize import orthogonal_bro
 from bronet.layers.registry import CONVOLUTIONS, convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
@@ -33,4 +34,5 @@ __all__ = [
     "PixelUnshuffle",
     "convolution",
     "frozen",
+    "orthogonal_bro",
 ]
