@@ -3,10 +3,13 @@
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Some virtual machines announce half-precision matrix instructions that they then refuse to execute, which kills the
 # process. Tests of half precision are about our code, so they stay with the older instructions.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+# torch reads this once, at the first product on a GPU: a test of repeatable bits may come later in the same process.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
@@ -17,6 +20,13 @@ if importlib.util.find_spec("beartype") is not None:
     install_import_hook("bronet", "checked.checked")
 
 torch.set_num_threads(2)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu`, leave out files without such tests: a machine with a GPU may lack packages that they import."""
+    if config.getoption("-m") != "gpu" or collection_path.suffix != ".py":
+        return None
+    return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(scope="module")

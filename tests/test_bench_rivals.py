@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from bronet import BronetError
 from bronet.bench import equal_budget, layer_figures, layers
 from bronet.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
 from bronet.bench.timed_training import Budget
+from bronet.layers import CONVOLUTIONS
 from bronet.report.curve import figure_bytes
 
 PNG = b"\x89PNG"
@@ -35,6 +37,23 @@ def test_sweep_measures_every_shape_once_and_draws_it() -> None:
         assert figure_bytes(draw(rows), "png").startswith(PNG)
     growth = layer_figures.growth(rows)
     assert [line[:2] for line in growth] == [["bro", "width 2 -> 4"], ["standard", "width 2 -> 4"]]
+
+
+def test_a_layer_that_fails_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = layers.Sweep(kinds=("standard",), sizes=(32,), widths=(2,), kernels=(3,), batch=2**50, repeats=1)
+    (row,) = layers.measure(sweep, device="cpu")  # more images than any memory holds
+    assert row.train_seconds is None
+    assert row.memory_kind.startswith("failed: ")
+    assert figure_bytes(layer_figures.figure_2([row]), "png").startswith(PNG)
+
+    def refuse(request: object) -> None:
+        raise RuntimeError("CUSOLVER_STATUS_EXECUTION_FAILED\nand where")
+
+    monkeypatch.setitem(CONVOLUTIONS, "aol", replace(CONVOLUTIONS["aol"], build=refuse))
+    comparison = equal_budget.Comparison(dataset="digits", kinds=("aol", "bro"), budget=Budget(steps=1), images=5)
+    failed, kept = equal_budget.compare(comparison, device="cpu")
+    assert failed == equal_budget.Failure("aol", "CUSOLVER_STATUS_EXECUTION_FAILED")
+    assert kept.layer == "bro"
 
 
 def test_table_8_grows_as_its_formulas_say() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet import create_model, l2_pgd, prove
+from bronet import BronetError, create_model, l2_pgd, prove
 from bronet.layers import Normalization
 from bronet.proof.rounding import gamma
-from hostile import KINDS, LAYERS, REFUSING, hostile
+from hostile import KINDS, LAYERS, ONLY_FLOAT64, REFUSING, hostile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,7 +52,12 @@ def test_bounds_on_a_gpu_lie_above_the_explicit_jacobian(name: str) -> None:
     inputs = torch.Size(shape).numel()
     basis = torch.eye(inputs, dtype=torch.float64, device="cuda").view(inputs, *shape)
     for kind in (kind for kind in KINDS if (name, kind) not in REFUSING):
-        proved = hostile(name, kind, 0).cuda().proved(shape)
+        layer = hostile(name, kind, 0).cuda()
+        try:
+            proved = layer.proved(shape)
+        except BronetError:  # a factorisation of a GPU may overflow where the CPU's does not; to refuse is sound
+            assert kind in ONLY_FLOAT64, kind
+            continue
         with torch.no_grad():
             moved = (proved.apply(basis) - proved.apply(torch.zeros_like(basis[:1]))).flatten(1)
         # Columns of a linear map; for the others differences from zero, which a Lipschitz constant bounds one by one.

@@ -8,6 +8,7 @@ import torch
 
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe
+from bronet.train import run_folder
 from bronet.train.run_folder import create_run, describe_run, open_run
 
 RECIPE = named_recipe("digits/quickstart")
@@ -76,3 +77,10 @@ def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:
     assert stored["command"] == "bronet train x"
     assert stored["seed"] == RECIPE.train.seed
     assert stored["versions"]["torch"] == torch.__version__
+
+
+def test_a_copy_without_its_repository_may_be_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "run_folder.py"))
+    assert run_folder.source_commit() is None
+    monkeypatch.setenv("BRONET_COMMIT", "747be9b")
+    assert run_folder.source_commit() == "747be9b"

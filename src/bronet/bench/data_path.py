@@ -96,9 +96,9 @@ class _Utilisation:
         while not self.over.wait(SAMPLE_SECONDS):
             try:
                 answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=5).stdout
-            except (OSError, subprocess.SubprocessError):
+                self.samples.append(int(answer.split()[0]))
+            except (OSError, subprocess.SubprocessError, ValueError, IndexError):  # no such program, or no number
                 return
-            self.samples.append(int(answer.split()[0]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import get_args
 import torch
 from matplotlib.figure import Figure
 
+from bronet.bench.layers import first_line
 from bronet.bench.timed_training import Budget, train_for
 from bronet.certify import prove
 from bronet.data import ImageSet, load_dataset
@@ -73,33 +74,48 @@ class BudgetRow:
     remark: str
 
 
-def compare(comparison: Comparison, *, device: str, data_dir: str | None = None) -> Iterator[BudgetRow]:
-    """Yield a row for every layer, in turn, as it has been trained and certified."""
+@dataclass(frozen=True)
+class Failure:
+    """A layer that could not be trained or certified, and why."""
+
+    layer: str
+    reason: str
+
+
+def compare(comparison: Comparison, *, device: str, data_dir: str | None = None) -> Iterator[BudgetRow | Failure]:
+    """Yield a row for every layer, in turn, as it has been trained and certified; a failure does not stop the rest."""
     train = load_dataset(comparison.dataset, "train", data_dir=data_dir).to(device)
     test = load_dataset(comparison.dataset, "test", data_dir=data_dir)
     test = test.subset(torch.arange(min(comparison.images, len(test)))).to(device)
     for kind in comparison.kinds:
-        recipe = recipe_of(comparison, kind)
-        model = build_model(recipe.model, dataset_spec(comparison.dataset), seed=comparison.seed, device=device)
-        spent = train_for(model, recipe, train, comparison.budget)
-        start = time.perf_counter()
-        clean, certified, lipschitz, remark = _certified(model.eval(), test, recipe.certify.eps[:3])
-        yield BudgetRow(
-            layer=kind,
-            parameters=sum(p.numel() for p in model.parameters()),
-            steps=spent.steps,
-            epochs=round(spent.epochs, 3),
-            train_seconds=round(spent.seconds, 3),
-            certify_seconds=round(time.perf_counter() - start, 3),
-            lipschitz=lipschitz,
-            images=len(test),
-            clean=clean,
-            certified_1=certified[0],
-            certified_2=certified[1],
-            certified_3=certified[2],
-            radii=" ".join(recipe.certify.eps[:3]),
-            remark=remark,
-        )
+        try:
+            yield _one_layer(comparison, kind, train, test)
+        except (BronetError, RuntimeError) as error:  # a loss that is not finite, memory, a library's refusal
+            yield Failure(kind, first_line(error))
+
+
+def _one_layer(comparison: Comparison, kind: str, train: ImageSet, test: ImageSet) -> BudgetRow:
+    recipe, device = recipe_of(comparison, kind), train.images.device
+    model = build_model(recipe.model, dataset_spec(comparison.dataset), seed=comparison.seed, device=device)
+    spent = train_for(model, recipe, train, comparison.budget)
+    start = time.perf_counter()
+    clean, certified, lipschitz, remark = _certified(model.eval(), test, recipe.certify.eps[:3])
+    return BudgetRow(
+        layer=kind,
+        parameters=sum(p.numel() for p in model.parameters()),
+        steps=spent.steps,
+        epochs=round(spent.epochs, 3),
+        train_seconds=round(spent.seconds, 3),
+        certify_seconds=round(time.perf_counter() - start, 3),
+        lipschitz=lipschitz,
+        images=len(test),
+        clean=clean,
+        certified_1=certified[0],
+        certified_2=certified[1],
+        certified_3=certified[2],
+        radii=" ".join(recipe.certify.eps[:3]),
+        remark=remark,
+    )
 
 
 def recipe_of(comparison: Comparison, kind: str) -> Recipe:

@@ -106,7 +106,7 @@ def _ratio(now: float | None, before: float | None) -> str:
 
 
 def _lines(axes: Axes, rows: Sequence[LayerRow], factor: Callable[[LayerRow], int], value: Value) -> None:
-    """Draw a line for every layer; shapes that did not fit into memory are left out, as the paper's dashes."""
+    """Draw a line for every layer; shapes that failed are left out, as the paper's dashes."""
     for number, layer in enumerate(dict.fromkeys(row.layer for row in rows)):
         points = sorted((factor(row), y) for row in rows if row.layer == layer and (y := value(row)) is not None)
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]

@@ -29,6 +29,7 @@ ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
 _CLASSES = 100
 _CHANNELS = 3
 _POWER_STEPS = 10
+_AT_LEAST, _ENOUGH_SECONDS = 3, 1.0
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -69,15 +70,13 @@ class Sweep:
         return list(dict.fromkeys([*crossed, *kernels]))
 
 
-PAPER = Sweep(
-    kinds=("soc", "lot", "cayley", "bro"), sizes=(32, 64), widths=(32, 48, 64), kernels=(3, 5, 7), batch=512, repeats=10
-)
-"""The shapes of Figures 2, 5 and 6, as far as the text gives them: batch 512, ten iterations."""
+PAPER = Sweep(sizes=(32, 64), widths=(32, 48, 64), kernels=(3, 5, 7), batch=512, repeats=10)
+"""The shapes of Figures 2, 5 and 6, as far as the text gives them: batch 512, ten iterations; every layer."""
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One measurement; seconds and bytes are None where the shape did not fit into memory."""
+    """One measurement; seconds and bytes are None where it failed, and `memory_kind` then says why."""
 
     layer: str
     size: int
@@ -96,7 +95,7 @@ class LayerRow:
 
 
 def measure(sweep: Sweep, *, device: str) -> Iterator[LayerRow]:
-    """Yield a row for every shape and layer, in turn, as they are measured."""
+    """Yield a row for every shape and layer, in turn, as they are measured; one that fails does not stop the rest."""
     for point in sweep.points():
         for kind in sweep.kinds:
             yield _measure_one(kind, sweep, point, torch.device(device))
@@ -111,17 +110,22 @@ def _measure_one(kind: str, sweep: Sweep, point: Point, device: torch.device) ->
         backbone=kind,  # type: ignore[arg-type]
     )
     spec = DatasetSpec("bench", _CHANNELS, size, size, _CLASSES)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(sweep.batch, _CHANNELS, size, size, generator=generator).to(device)
-    labels = torch.randint(_CLASSES, (sweep.batch,), generator=generator).to(device)
-    model = build_model(architecture, spec, device=device)
+    model = build_model(architecture, spec)
     parameters = sum(p.numel() for p in model.parameters())
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what a failed row left in pieces
     try:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(sweep.batch, _CHANNELS, size, size, generator=generator).to(device)
+        labels = torch.randint(_CLASSES, (sweep.batch,), generator=generator).to(device)
+        model = model.to(device)
         train, memory = _training(model, images, labels, repeats=sweep.repeats)
         inference = _inference(model, images, repeats=sweep.repeats)
         kind_of_memory = "peak allocated" if device.type == "cuda" else "saved for backward"
     except torch.OutOfMemoryError:
         train, inference, memory, kind_of_memory = None, None, None, OUT_OF_MEMORY
+    except RuntimeError as error:  # a library's refusal: the other layers' rows still count
+        train, inference, memory, kind_of_memory = None, None, None, f"failed: {first_line(error)}"
     shapes = lipconvnet_layers(
         depth=sweep.depth, width=width, batch=sweep.batch, side=size, kernel=kernel, channels=_CHANNELS
     )
@@ -170,9 +174,9 @@ def _inference(model: CertifiableModel, images: Tensor, *, repeats: int) -> floa
 
 
 def _median_seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median over `repeats` runs, after one that does not count."""
-    seconds = []
-    for _ in range(repeats + 1):
+    """Return the median over `repeats` runs, after one that does not count; slow ones are repeated less often."""
+    seconds: list[float] = []
+    while len(seconds) <= repeats and not (len(seconds) > _AT_LEAST and sum(seconds) > _ENOUGH_SECONDS):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -197,6 +201,11 @@ def _saved_bytes(forward: Callable[[], Tensor]) -> int:
     total = sum(storages.values())
     del kept
     return total
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type where there is none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def csv_text(rows: Sequence[LayerRow]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli.options import DataDirOption, Device, DeviceOption
+from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +38,7 @@ def layers(
 
     from rich.table import Table
 
+    from bronet.atomic import replace_text
     from bronet.bench import layer_figures, layers
     from bronet.cli.console import open_console, say
     from bronet.cli.options import device_name
@@ -55,7 +57,8 @@ def layers(
     rows = []
     for row in layers.measure(sweep, device=device_name(device)):
         rows.append(row)
-        seconds = layers.OUT_OF_MEMORY if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
+        replace_text(out / "layers.csv", layers.csv_text(rows))  # as they come: a later failure loses none
+        seconds = row.memory_kind if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
         say(console, f"{row.layer:9s} s={row.size} width={row.width} k={row.kernel}  training step {seconds}")
     figures = {
         "figure-2": layer_figures.figure_2(rows),
@@ -95,6 +98,7 @@ def equal_budget(
     """
     from rich.table import Table
 
+    from bronet.atomic import replace_text
     from bronet.bench import equal_budget as bench
     from bronet.bench.timed_training import Budget
     from bronet.cli.console import open_console, say
@@ -104,13 +108,20 @@ def equal_budget(
     kinds = tuple(layer) if layer else bench.ALL_KINDS
     comparison = bench.Comparison(dataset=dataset, kinds=kinds, budget=budget, images=images, seed=seed)
     console = open_console()
-    rows = []
+    rows, failed = [], {}
     for row in bench.compare(comparison, device=device_name(device), data_dir=str(data_dir) if data_dir else None):
+        if isinstance(row, bench.Failure):
+            failed[row.layer] = row.reason
+            say(console, f"{row.layer:9s} failed: {row.reason}")
+            continue
         rows.append(row)
+        replace_text(out / "equal-budget.csv", bench.csv_text(rows))  # as they come: a later failure loses none
         say(console, f"{row.layer:9s} {row.steps} steps in {row.train_seconds:.1f} s, clean {100 * row.clean:.1f} %")
+    if not rows:
+        raise BronetError(f"layers must train to be compared, but all failed: {'; '.join(failed.values())}")
     texts = {
         "equal-budget.csv": bench.csv_text(rows),
-        "equal-budget.json": bench.json_text(rows, facts=_facts()),
+        "equal-budget.json": bench.json_text(rows, facts=_facts() | {"failed": failed}),
         "equal-budget.md": bench.markdown(rows),
     }
     written = _write(out, texts, {"equal-budget": bench.draw(rows)})

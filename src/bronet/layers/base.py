@@ -23,10 +23,12 @@ class LipschitzLayer(nn.Module, ABC):
     """A layer with a proved Lipschitz constant.
 
     `recordable` says whether a training step with it can be recorded as a CUDA graph: layers whose factorisations wait
-    for the host cannot.
+    for the host cannot. `forward_uses_estimate` says whether the forward pass reads what `update_estimate` writes, so
+    that the two must not run side by side.
     """
 
     recordable: ClassVar[bool] = True
+    forward_uses_estimate: ClassVar[bool] = False
 
     @abstractmethod
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

@@ -40,11 +40,14 @@ class IdentityResidual(nn.Module):
 
 @memoized(32)
 def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap."""
+    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
+
+    It is made on the CPU: a copy to a GPU has arrived when it returns, so any stream may use what another asked for.
+    """
     m, n = shape[:2]
-    eye = torch.eye(m, n, device=device, dtype=dtype)
+    eye = torch.eye(m, n, dtype=dtype)
     if len(shape) == 2:
-        return eye
+        return eye.to(device)
     kh, kw = shape[2:]
     top, left = kh // 2, kw // 2
-    return nn.functional.pad(eye[..., None, None], (left, kw - 1 - left, top, kh - 1 - top))
+    return nn.functional.pad(eye[..., None, None], (left, kw - 1 - left, top, kh - 1 - top)).to(device)

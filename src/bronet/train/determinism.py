@@ -10,17 +10,29 @@ from contextlib import contextmanager
 
 import torch
 
+from bronet.errors import BronetError
+
 WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""cuBLAS repeats its sums only with a workspace of fixed size; it reads this when CUDA starts."""
+FIXED_WORKSPACES = (WORKSPACE, ":16:8")
+"""cuBLAS repeats its sums only with a workspace of fixed size; torch looks once, at its first product on a GPU."""
 
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Inside, allow only operations that repeat their bits; one that cannot raises an error."""
+    """Inside, allow only operations that repeat their bits; one that cannot raises an error.
+
+    CUDA must not have started without a fixed workspace: it is too late then, which is a `BronetError`.
+    """
     if not wanted:
         yield
         return
-    os.environ.setdefault(WORKSPACE_VARIABLE, WORKSPACE)
+    found = os.environ.get(WORKSPACE_VARIABLE)
+    if found not in FIXED_WORKSPACES and torch.cuda.is_initialized():
+        raise BronetError(
+            f"{WORKSPACE_VARIABLE} must be {WORKSPACE} before CUDA starts for a deterministic run, got {found}; "
+            "set it in the environment of the program"
+        )
+    os.environ[WORKSPACE_VARIABLE] = found if found in FIXED_WORKSPACES else WORKSPACE
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -29,9 +29,10 @@ class TrainingForward(nn.Module):
         self.power_iterations = recipe.train.power_iterations
         self.in_bf16 = recipe.train.precision == "bf16"
         self.gap_has_gradient = needs_gap(recipe.loss)
+        self.estimates_beside = not any(layer.forward_uses_estimate for _, layer in model.chain())
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
-        estimates = _side_stream(pixels.device)
+        estimates = _side_stream(pixels.device) if self.estimates_beside else None
         with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
             self.model.update_estimates(self.power_iterations)
         sharing_inverses = nullcontext() if self.shared_by is None else inverting_by(sharing(self.shared_by))
@@ -46,7 +47,7 @@ class TrainingForward(nn.Module):
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream beside the current one on a GPU: norm estimates need nothing from the forward pass."""
+    """Return a stream beside the current one on a GPU."""
     if device.type != "cuda":
         return None
     stream = torch.cuda.Stream()

@@ -7,7 +7,7 @@ writes. A collective waits for all ranks: every rank must come to each of them i
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +51,8 @@ class Processes:
         return largest or None
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
-        if self.world > 1:
-            dist.barrier()
+        """Wait until all processes are here. Numbers on the CPU: a barrier of NCCL would have to guess its GPU."""
+        self.sum(torch.zeros(()))
 
     def centre_over_all(self, model: nn.Module) -> None:
         """Let the model's centring subtract the mean over the whole batch, not over this process's share.
@@ -121,7 +120,8 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
     """
     world = int(os.environ.get(WORLD_VARIABLE, "1"))
     if world == 1 or dist.is_initialized():
-        yield Processes(), device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where kernels are launched
+            yield Processes(), device
         return
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":

@@ -5,6 +5,7 @@ never overwritten by accident, and a folder that holds anything else is never to
 """
 
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -178,11 +179,12 @@ def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -
 def source_commit() -> str | None:
     """Return the git commit this package runs from, with "+changes" if it was edited; None when unknown.
 
-    An installed copy has no commit, even inside another repository: the source file must be tracked.
+    An installed copy has no commit, even inside another repository: the source file must be tracked. A copy
+    of the source without its repository, as on a cluster, may be told its commit by BRONET_COMMIT.
     """
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
-        return None
+        return os.environ.get("BRONET_COMMIT")
     commit = _git(here.parent, "rev-parse", "HEAD")
     changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}+changes" if commit and changes else commit

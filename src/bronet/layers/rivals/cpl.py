@@ -4,6 +4,8 @@ Training divides by a power-iteration estimate of |W|, which can be too small; a
 that is larger, so the certified map is 1-Lipschitz. The two maps agree up to the estimate's error.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ class CPLConv2d(PotentialConv2d):
         input_size: image size for which training estimates the norm, after the stride; the forward takes any size.
     """
 
+    forward_uses_estimate: ClassVar[bool] = True
     power_vector: Tensor
 
     def __init__(
