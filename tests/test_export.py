@@ -139,6 +139,13 @@ def test_every_family_can_be_exported(architecture: Architecture, spec: DatasetS
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "spec"), [(LIPCONVNET, SMALL), (STACK, TINY)], ids=["lipconvnet", "stack"])
+def test_every_family_runs_in_onnxruntime(architecture: Architecture, spec: DatasetSpec, tmp_path: Path) -> None:
+    done = export_model(build_model(architecture, spec, seed=1), tmp_path / "model.onnx")
+    assert done.from_float32 < ROUNDING
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(CONVOLUTIONS))
 def test_every_kind_of_convolution_runs_in_onnxruntime(kind: str, tmp_path: Path) -> None:
     architecture = BRONetArchitecture(
