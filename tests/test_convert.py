@@ -23,6 +23,7 @@ from bronet.layers import (
     PixelUnshuffle,
 )
 from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from torchrun import ENVIRONMENT
 
 PAGE = (Path(__file__).parents[1] / "docs" / "convert.md").read_text(encoding="utf-8")
 SHAPE = (3, 16, 16)
@@ -87,7 +88,7 @@ def test_the_result_trains_and_the_page_says_how() -> None:
         "assert (model.gap_lipschitz() >= 0).all()\n"
     )
     words = [sys.executable, "-W", "error", "-c", "import torch\ntorch.manual_seed(0)\n" + code + ours]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "bounded: in real arithmetic only" in done.stdout
 

@@ -119,7 +119,7 @@ def test_the_graph_is_products_and_holds_no_path_of_this_machine(folder: Path) -
         assert b"bronet/layers" not in content
 
 
-LIPCONVNET = LipConvNetArchitecture(depth=5, width=4, head="bro", activation="householder2")
+LIPCONVNET = LipConvNetArchitecture(depth=5, width=4, head="bro", activation="householder1")
 STACK = StackArchitecture(
     layer="sll", widths=(4, 4), kernels=(3, 3), strides=(1, 1), pool=4, dense_widths=(16,), activation="none"
 )
