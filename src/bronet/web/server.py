@@ -1,0 +1,81 @@
+"""Serve the page: a socket, a server that ends cleanly, and the address to open."""
+
+import contextlib
+import errno
+import importlib.util
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from bronet.web.served import Gallery
+
+PACKAGES = ("fastapi", "uvicorn")
+SECONDS_TO_END = 5
+"""Time that open connections have after Ctrl-C."""
+
+
+def require_web() -> None:
+    """Raise unless the optional packages are installed."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BronetError(f"bronet serve needs {' and '.join(missing)}; pip install 'bronet[web]'")
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any free one."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except socket.gaierror as error:
+        raise BronetError(f"--host must be an address of this machine, got {host} ({error.strerror})") from None
+    except OverflowError:
+        raise BronetError(f"--port must satisfy 0 <= port <= 65535, got {port}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BronetError(f"--port must be free, got {port}, which is in use; choose another, or 0 for any") from None
+        raise BronetError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from None
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine alone, seen from itself."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def address(listening: socket.socket, host: str) -> str:
+    """Return what to open in a browser."""
+    port = listening.getsockname()[1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def serve(gallery: "Gallery", listening: socket.socket, *, local: bool) -> None:
+    """Serve until the process is told to end; then the attack in progress is given up and the signal passed on."""
+    import uvicorn
+
+    from bronet.web.app import build_app
+    from bronet.web.worker import Worker
+
+    worker = Worker()
+
+    class Server(uvicorn.Server):
+        """Gives up all work before it waits for connections to close."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            worker.stop()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        build_app(gallery, worker, local=local),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SECONDS_TO_END,
+    )
+    try:
+        Server(config).run(sockets=[listening])
+    finally:
+        worker.stop()
