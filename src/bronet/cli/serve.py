@@ -1,7 +1,6 @@
 """`bronet serve`: a page in the browser that shows what is proved of an image."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException as AnyHTTPException
 from torch import Tensor
 
 from bronet.__about__ import __version__
@@ -173,8 +174,8 @@ def _add_refusals(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
         return JSONResponse({"message": f"{where}: {first['msg']}"}, status_code=422)
 
-    @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(AnyHTTPException)
+    async def unknown(_: Request, error: AnyHTTPException) -> JSONResponse:
         return JSONResponse({"message": error.detail}, status_code=error.status_code)
 
     @app.exception_handler(GivenUpError)

@@ -33,22 +33,39 @@ function written(value, round) {
 /** A proved distance is rounded down, a distance at which something was found is rounded up. */
 const atLeast = (value) => written(value, Math.floor);
 const atMost = (value) => written(value, Math.ceil);
+const nearly = (value) => written(value, Math.round);
 
-/** Return a round number of at least the value: 1, 1.5, 2, 3, 4, 5 or 8 times a power of ten. */
-function roundAbove(value) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.5, 2, 3, 4, 5, 8, 10].map((factor) => factor * power).find((candidate) => candidate >= value * (1 - 1e-9));
-}
-
-/** Return round places of ticks from 0 to the end, about as many as wanted. */
+/** Return round places of ticks from 0 to the end, at most as many as wanted. */
 function ticks(end, wanted) {
-  const step = roundAbove(end / wanted);
+  const power = 10 ** Math.floor(Math.log10(end / wanted));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= (end / wanted) * (1 - 1e-9));
   const decimals = Math.max(0, 1 - Math.floor(Math.log10(step)));
   const count = Math.floor(end / step + 1e-9);
   return Array.from({ length: count + 1 }, (_, number) => ({
     value: number * step,
     text: String(Number((number * step).toFixed(decimals))),
   }));
+}
+
+/** Put two texts over their places, moved aside where they would touch each other or leave the picture. */
+function placeLabels(first, second, width) {
+  const gap = 14;
+  const size = (label) => (label ? label.text.getComputedTextLength() : 0);
+  const over = (label) => Math.max(0, Math.min(width - size(label), label.x - size(label) / 2));
+  if (!first || !second) {
+    const only = first || second;
+    if (only) only.text.setAttribute("x", over(only));
+    return;
+  }
+  let left = over(first), right = over(second);
+  const overlap = left + size(first) + gap - right;
+  if (overlap > 0) {
+    left = Math.max(0, left - overlap / 2);
+    right = Math.min(width - size(second), left + size(first) + gap);
+    left = Math.min(left, right - size(first) - gap);
+  }
+  first.text.setAttribute("x", left);
+  second.text.setAttribute("x", right);
 }
 
 /** Draw what is known of the distances around an image: proved safe, not known, another answer found. */
@@ -62,35 +79,30 @@ function drawRuler(target, { end, radius, found, searched }) {
   const hatch = svg("pattern",
     { id: "hatch", width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     svg("rect", { width: 8, height: 8, class: "hatch-paper" }), svg("line", { x1: 0, x2: 0, y1: 0, y2: 8, class: "hatch-line" }));
-  const label = (value, text, y, kind, anchor) => svg("text", { x: x(value), y, class: kind, "text-anchor": anchor }, text);
-  const anchorAt = (value) => (x(value) < 60 ? "start" : x(value) > width - 60 ? "end" : "middle");
-  const marks = ticks(end, Math.max(2, Math.floor(width / 110))).flatMap(({ value, text }) => [
+  const marks = ticks(end, Math.max(2, Math.floor(width / 90))).flatMap(({ value, text }) => [
     svg("line", { x1: x(value), x2: x(value), y1: top + height + 4, y2: top + height + 10, class: "tick" }),
-    label(value, text, top + height + 26, "quiet", "middle"),
+    svg("text", { x: x(value), y: top + height + 26, class: "quiet", "text-anchor": "middle" }, text),
   ]);
-  const shown = [svg("defs", {}, hatch), band(0, proved, "band-proved"), band(proved, broken, "band-open"),
-    band(broken, end, "band-broken"), ...marks];
-  const close = found !== null && x(found) - x(proved) < 110;
-  if (proved < end) shown.push(label(proved, `r = ${atLeast(radius)}`, 16, "strong", close ? "end" : anchorAt(proved)));
-  if (found !== null && found < end) {
-    shown.push(label(found, `found ${atMost(found)}`, 16, "strong", close ? "start" : anchorAt(found)));
-  }
-  if (searched > 0 && found === null) {
-    shown.push(svg("circle", { cx: x(searched), cy: top + height / 2, r: 4, class: "searched" }));
-  }
-  target.replaceChildren(...shown);
+  const label = (value, text) => ({ x: x(value), text: svg("text", { y: 16, class: "strong" }, text) });
+  const own = proved < end ? label(proved, `r = ${atLeast(radius)}`) : null;
+  const other = found !== null ? label(found, `found ${atMost(found)}`)
+    : searched > proved ? label(searched, `searched to ${nearly(searched)}`) : null;
+  target.replaceChildren(svg("defs", {}, hatch), band(0, proved, "band-proved"), band(proved, broken, "band-open"),
+    band(broken, end, "band-broken"), ...marks, ...[own, other].filter(Boolean).map((entry) => entry.text));
+  placeLabels(own, other, width);
   target.setAttribute("viewBox", `0 0 ${width} ${target.clientHeight}`);
 }
 
 /** Draw certified accuracy over the radius for all runs, with a line at the radius of the image that is shown. */
 function drawCurves(target, runs, radius) {
   const width = target.clientWidth, height = target.clientHeight;
-  const left = 46, right = 14, top = 12, bottom = 40;
+  const left = 50, right = 14, top = 26, bottom = 40;
   const last = Math.max(...runs.map(({ curve }) => curve[curve.length - 1][0]), radius || 0);
   const end = last > 0 ? last * 1.04 : 1;
   const x = (value) => left + (value / end) * (width - left - right);
   const y = (share) => top + (1 - share) * (height - top - bottom);
   const shown = [];
+  let here = null;
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     shown.push(svg("line", { x1: left, x2: width - right, y1: y(share), y2: y(share), class: share ? "grid" : "axis" }));
     shown.push(svg("text", { x: left - 8, y: y(share) + 4, class: "quiet", "text-anchor": "end" }, `${100 * share} %`));
@@ -107,11 +119,12 @@ function drawCurves(target, runs, radius) {
     shown.push(line);
   }
   if (radius !== null && radius > 0) {
-    const flip = x(radius) > width - right - 80;
-    shown.push(svg("line", { x1: x(radius), x2: x(radius), y1: top, y2: y(0), class: "here" }));
-    shown.push(svg("text", { x: x(radius) + (flip ? -6 : 6), y: top + 12, class: "strong", "text-anchor": flip ? "end" : "start" }, "this image"));
+    shown.push(svg("line", { x1: x(radius), x2: x(radius), y1: top - 6, y2: y(0), class: "here" }));
+    here = { x: x(radius), text: svg("text", { y: 14, class: "strong" }, "this image") };
+    shown.push(here.text);
   }
   target.replaceChildren(...shown);
+  placeLabels(here, null, width);
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
 }
 

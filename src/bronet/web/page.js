@@ -4,7 +4,11 @@ const MOST_BYTES = 8 * 2 ** 20;
 const MOST_RIVALS = 10;
 const SMOOTH_FROM = 96; // images of this many pixels are drawn smooth, smaller ones as squares
 const PATIENCE = 250; // milliseconds on an image before its noise is looked for
+const LONG_NAME = 9; // letters
 const RESTARTS = 2;
+const REACH = 3; // the ruler ends at this many radii, or at the least distance
+const LEAST_REACH = 0.3;
+const NO_RADIUS = 0.1; // what the ruler takes for the radius where nothing, or everything, is proved
 
 const at = (id) => document.getElementById(id);
 const state = { runs: [], run: 0, network: null, chosen: null, proof: null, found: null, searched: 0, end: 1 };
@@ -34,6 +38,7 @@ function complain(error) {
   const line = at("trouble");
   line.textContent = error ? error.message : "";
   line.hidden = !error;
+  if (error) line.scrollIntoView({ block: "nearest" });
 }
 
 // ---- choosing an image
@@ -52,6 +57,7 @@ async function choose(wish) {
       await look(current);
     } catch (error) {
       complain(error);
+      if (state.proof && !wanted) noiseTimer = setTimeout(showNoise, PATIENCE); // for the image that stays
     }
   }
   asking = false;
@@ -59,6 +65,7 @@ async function choose(wish) {
 
 async function look(wish) {
   stopEverything();
+  const { run } = state;
   let response;
   if (wish.file) {
     if (wish.file.size > MOST_BYTES) throw new Error(`This file is too large: at most ${MOST_BYTES / 2 ** 20} MB.`);
@@ -67,6 +74,7 @@ async function look(wish) {
     response = await ask(address("/proof"), asJson({ sample: wish.sample }));
   }
   const proof = await response.json();
+  if (run !== state.run) return;
   complain(null);
   state.proof = proof;
   state.chosen = wish.file ? { image: proof.picture.split(",")[1] } : { sample: wish.sample };
@@ -154,20 +162,21 @@ function showProof() {
   const label = "sample" in state.chosen ? state.network.labels[state.chosen.sample] : null;
   setPicture("picture", proof.picture, `The chosen image, which the network calls ${className(proof.prediction)}`);
   at("prediction").textContent = className(proof.prediction);
+  at("prediction").classList.toggle("long", className(proof.prediction).length > LONG_NAME);
   at("truth").textContent = label === null ? "A prediction: the true class of your image is not known here."
     : label === proof.prediction ? "This is the true class." : `Mistaken: the true class is ${className(label)}.`;
   at("radius").textContent = atLeast(proof.radius);
   at("meaning").textContent = proof.radius === 0
     ? "Two classes are too close to tell apart with certainty: nothing is proved of this image."
     : `Every image closer than this (l2 distance, pixels in [0, 1]) is provably called ${className(proof.prediction)} as well.`;
-  at("noise").hidden = true;
+  waitForNoise();
   at("found").hidden = true;
   at("verdict").textContent = "";
   at("verdict").className = "verdict";
   at("go").disabled = false;
-  state.end = Math.min(proof.farthest, roundAbove(Math.max(4 * (proof.radius || 0), 0.25)));
+  state.end = Math.min(proof.farthest, Math.max(LEAST_REACH, REACH * (proof.radius || NO_RADIUS)));
   at("budget").max = state.end;
-  setBudget(Math.min(state.end, 0.9 * (proof.radius || state.end / 4 / 0.9)));
+  setBudget(Math.min(state.end, 0.9 * (proof.radius || NO_RADIUS)));
   showRivals();
   drawAll();
 }
@@ -195,27 +204,32 @@ function showRivals() {
   at("rivals-more").textContent = more ? `The other ${more} classes are farther away.` : "";
 }
 
+function waitForNoise() {
+  for (const id of ["noise-change", "noise-after"]) at(id).removeAttribute("src");
+  at("noise-size").textContent = state.proof.radius ? "looking for the worst noise…" : "";
+  at("noise-answer").textContent = "";
+}
+
 /** Look for the worst noise of the size of the radius, and show it. */
 async function showNoise() {
   const { proof } = state;
-  if (!proof.radius) return;
+  if (!proof.radius || at("noise-after").hasAttribute("src")) return;
   noiseSearch = new AbortController();
   try {
     const result = await attack({ eps: proof.radius, restarts: 1 }, noiseSearch.signal, () => {});
     if (proof !== state.proof) return;
-    setPicture("noise-before", proof.picture);
     setPicture("noise-change", result.noise);
-    setPicture("noise-after", result.picture, `The image with the noise, still called ${className(result.found)}`);
-    at("noise-size").replaceChildren("noise of length ", html("b", "", atLeast(Math.min(result.distance, proof.radius))), magnified(result.gain));
-    at("noise-answer").replaceChildren(result.success ? "called " : "still ", html("b", "", className(result.found)), result.success ? "" : ", provably");
-    at("noise").hidden = false;
+    setPicture("noise-after", result.picture, `The image with the noise, which the network calls ${className(result.found)}`);
+    const length = atLeast(Math.min(result.distance, proof.radius));
+    at("noise-size").replaceChildren("noise of length ", html("b", "", length), magnified(result.gain));
+    at("noise-answer").replaceChildren(result.success ? "called " : "provably still ", html("b", "", className(result.found)));
     note(result);
   } catch (error) {
     if (error.name !== "AbortError") complain(error);
   }
 }
 
-const magnified = (gain) => (gain > 1.05 ? `, shown ${gain < 9.95 ? gain.toFixed(1) : Math.round(gain)} × stronger` : "");
+const magnified = (gain) => (gain > 1.05 ? `, shown ${gain < 9.95 ? gain.toFixed(1) : Math.round(gain)}\u00a0× stronger` : "");
 
 // ---- attacking
 
@@ -279,11 +293,11 @@ function showResult(result) {
     say(`The certificate is false: at distance ${atMost(result.distance)}, inside the radius, the answer is ${is}. Please report this.`, "broken");
   } else if (result.success) {
     const times = proof.radius ? `, ${(result.distance / proof.radius).toFixed(2)} times the certified radius` : "";
-    say(`Broken: ${atMost(result.distance)} away${times}, the network says ${is}. Between the two nothing is known.`, "broken");
+    say(`Found: ${atMost(result.distance)} away${times}, the network says ${is}. What lies between the two is not known.`, "broken");
   } else if (proof.radius === null || result.eps <= proof.radius) {
-    say(`Failed, as it must: within ${atMost(result.eps)} every image is provably called ${was}.`, "held");
+    say(`Failed, as it must: within ${atLeast(result.eps)} every image is provably called ${was}.`, "held");
   } else {
-    say(`Nothing was found within ${atMost(result.eps)}. Beyond the radius of ${atLeast(proof.radius)} that proves nothing.`, "");
+    say(`Nothing was found within ${nearly(result.eps)}. Beyond the radius of ${atLeast(proof.radius)} that proves nothing.`, "");
   }
   if (result.success) {
     setPicture("found-before", proof.picture);
@@ -306,9 +320,9 @@ function setBudget(value) {
 function showBudget() {
   const { proof } = state, value = budget();
   const inside = proof.radius === null || value <= proof.radius;
-  at("budget-value").textContent = atMost(value);
+  at("budget-value").textContent = nearly(value);
   at("budget-side").textContent = inside ? "inside the radius: it must fail" : "beyond the radius: it may succeed";
-  at("budget").setAttribute("aria-valuetext", `${atMost(value)}, ${inside ? "inside" : "beyond"} the certified radius`);
+  at("budget").setAttribute("aria-valuetext", `${nearly(value)}, ${inside ? "inside" : "beyond"} the certified radius`);
 }
 
 at("budget").addEventListener("input", showBudget);
@@ -321,7 +335,7 @@ at("budget").addEventListener("keydown", (event) => {
 });
 for (const button of document.querySelectorAll("[data-factor]")) {
   button.addEventListener("click", () => {
-    if (state.proof) setBudget(Math.min(state.end, Number(button.dataset.factor) * (state.proof.radius || 0)));
+    if (state.proof) setBudget(Math.min(state.end, Number(button.dataset.factor) * (state.proof.radius || NO_RADIUS)));
   });
 }
 at("go").addEventListener("click", () => (attacking ? attacking.abort() : runAttack()));
@@ -362,16 +376,26 @@ function showNetwork() {
 
 async function openRun(number) {
   stopEverything();
-  const file = state.file;
+  const { file, run: before } = state;
+  const main = document.querySelector("main");
   state.run = number;
-  at("go").disabled = true;
   at("about").textContent = "opening and proving…";
+  main.setAttribute("aria-busy", "true");
+  main.inert = true;
   try {
-    state.network = await (await ask(address())).json();
+    const network = await (await ask(address())).json();
+    if (number !== state.run) return;
+    state.network = network;
+    complain(null);
   } catch (error) {
+    state.run = before;
+    at("run").value = before;
     at("about").textContent = "";
     complain(error);
     return;
+  } finally {
+    main.setAttribute("aria-busy", "false");
+    main.inert = false;
   }
   showNetwork();
   showSamples();

@@ -55,7 +55,9 @@ class Served:
 def read_cards(runs: Sequence[str]) -> list[Card]:
     """Return the cards of the runs; without any, that of the quick start. A run without weights is refused."""
     if not runs and not (DEFAULT_RUN / "recipe.yaml").is_file():
-        raise BronetError(f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it")
+        raise BronetError(
+            f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it"
+        )
     chosen = runs or [str(DEFAULT_RUN)]
     folders = [open_run(Path(run)) for run in chosen]
     names = [folder.path.resolve().name for folder in folders]

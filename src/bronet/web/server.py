@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from bronet.web.served import Gallery
+    from bronet.web.worker import Worker
 
 PACKAGES = ("fastapi", "uvicorn")
 SECONDS_TO_END = 5
@@ -35,7 +38,9 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise BronetError(f"--port must satisfy 0 <= port <= 65535, got {port}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise BronetError(f"--port must be free, got {port}, which is in use; choose another, or 0 for any") from None
+            raise BronetError(
+                f"--port must be free, got {port}, which is in use; choose another, or 0 for any"
+            ) from None
         raise BronetError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from None
 
 
@@ -52,18 +57,13 @@ def address(listening: socket.socket, host: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def serve(gallery: "Gallery", listening: socket.socket, *, local: bool) -> None:
-    """Serve until the process is told to end; then the attack in progress is given up and the signal passed on."""
+def make_server(gallery: "Gallery", worker: "Worker", *, local: bool) -> "uvicorn.Server":
+    """Return a server that is ready to run; when it ends it gives up all work before it waits for connections."""
     import uvicorn
 
     from bronet.web.app import build_app
-    from bronet.web.worker import Worker
-
-    worker = Worker()
 
     class Server(uvicorn.Server):
-        """Gives up all work before it waits for connections to close."""
-
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             worker.stop()
             await super().shutdown(sockets)
@@ -75,7 +75,15 @@ def serve(gallery: "Gallery", listening: socket.socket, *, local: bool) -> None:
         server_header=False,
         timeout_graceful_shutdown=SECONDS_TO_END,
     )
+    return Server(config)
+
+
+def serve(gallery: "Gallery", listening: socket.socket, *, local: bool) -> None:
+    """Serve until the process is told to end; then the attack in progress is given up and the signal passed on."""
+    from bronet.web.worker import Worker
+
+    worker = Worker()
     try:
-        Server(config).run(sockets=[listening])
+        make_server(gallery, worker, local=local).run(sockets=[listening])
     finally:
         worker.stop()

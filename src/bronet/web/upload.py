@@ -45,7 +45,9 @@ def read_upload(content: bytes, shape: tuple[int, int, int]) -> UInt8[Tensor, "c
     if not content:
         raise BronetError("this file is empty; choose an image")
     if len(content) > MOST_BYTES:
-        raise BronetError(f"this file is too large: at most {MOST_BYTES // 2**20} MB, got {len(content) / 2**20:.1f} MB")
+        raise BronetError(
+            f"this file is too large: at most {MOST_BYTES // 2**20} MB, got {len(content) / 2**20:.1f} MB"
+        )
     channels, height, width = shape
     flat = _flattened(_decoded(content), "L" if channels == 1 else "RGB")
     fitted = flat if flat.size == (width, height) else ImageOps.fit(flat, (width, height), Image.Resampling.BICUBIC)
