@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.web.server import address, is_local, open_socket
+from bronet.web.local import is_local
+from bronet.web.server import address, open_socket
 from serving import HOST, make_colour_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -50,7 +51,15 @@ def test_a_host_that_is_not_this_machine_is_one_line(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False)]
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("127.0.0.2", True),
+        ("0.0.0.0", False),
+        ("localhost.example", False),
+    ],
 )
 def test_only_this_machine_is_local(host: str, local: bool) -> None:
     assert is_local(host) is local

@@ -117,7 +117,7 @@ def test_an_attack_beyond_the_radius_draws_the_strip_between_proof_and_attack(ta
     assert proved > 0
     assert unknown / proved == pytest.approx((found - radius) / radius, rel=1e-6)
     assert broken > 0
-    assert "found " in tab.run("document.getElementById('ruler').textContent")
+    assert "another answer was found at" in tab.run("document.getElementById('ruler').getAttribute('aria-label')")
 
 
 @needs_browser
@@ -130,6 +130,11 @@ def test_a_bad_file_gets_a_sentence_and_the_image_stays(tab: Tab, tmp_path: Path
     assert tab.text("#trouble") == "This file is not an image that can be read; use PNG, JPEG, WebP, GIF or BMP."
     assert tab.text("#radius") == before
     tab.wait(NOISE)
+    tab.run(
+        "(() => { const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File([], 'empty.png'));"
+        "window.dispatchEvent(new DragEvent('drop', { dataTransfer, cancelable: true })); })()"
+    )
+    tab.wait("document.getElementById('trouble').textContent === 'This file is empty; choose an image.'")
     tab.click(".sample:nth-child(2)")
     tab.wait("state.chosen.sample === 1")
     assert tab.run("document.getElementById('trouble').hidden")

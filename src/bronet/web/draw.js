@@ -90,6 +90,9 @@ function drawRuler(target, { end, radius, found, searched }) {
   target.replaceChildren(svg("defs", {}, hatch), band(0, proved, "band-proved"), band(proved, broken, "band-open"),
     band(broken, end, "band-broken"), ...marks, ...[own, other].filter(Boolean).map((entry) => entry.text));
   placeLabels(own, other, width);
+  const words = [own ? `proved safe up to ${atLeast(radius)}` : "all of it is proved safe",
+    found !== null ? `another answer was found at ${atMost(found)}` : "no other answer was found"];
+  target.setAttribute("aria-label", `Distances from 0 to ${nearly(end)}: ${words.join("; ")}`);
   target.setAttribute("viewBox", `0 0 ${width} ${target.clientHeight}`);
 }
 

@@ -10,13 +10,14 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
+from bronet.web.local import is_local
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 READING = frozenset({"GET", "HEAD"})
 
 
@@ -44,9 +45,9 @@ class Guard:
 
     def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
-        if self._local and _name(host) not in LOCAL_NAMES:
+        if self._local and not is_local(_name(host)):
             return _refused(403, "this page answers to 127.0.0.1 and localhost only")
-        if headers.get("origin") not in (None, f"http://{host}"):
+        if headers.get("origin", f"//{host}").partition("//")[2] != host:
             return _refused(403, "this page answers to itself only, not to other web sites")
         if method in READING:
             return None

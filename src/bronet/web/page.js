@@ -38,7 +38,7 @@ function complain(error) {
   const line = at("trouble");
   line.textContent = error ? error.message : "";
   line.hidden = !error;
-  if (error) line.scrollIntoView({ block: "nearest" });
+  if (error) line.scrollIntoView({ block: "center" });
 }
 
 // ---- choosing an image

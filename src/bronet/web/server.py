@@ -1,9 +1,7 @@
 """Serve the page: a socket, a server that ends cleanly, and the address to open."""
 
-import contextlib
 import errno
 import importlib.util
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
@@ -42,13 +40,6 @@ def open_socket(host: str, port: int) -> socket.socket:
                 f"--port must be free, got {port}, which is in use; choose another, or 0 for any"
             ) from None
         raise BronetError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from None
-
-
-def is_local(host: str) -> bool:
-    """Whether a host is this machine alone, seen from itself."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def address(listening: socket.socket, host: str) -> str:
