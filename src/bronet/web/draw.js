@@ -38,7 +38,8 @@ const nearly = (value) => written(value, Math.round);
 /** Return round places of ticks from 0 to the end, at most as many as wanted. */
 function ticks(end, wanted) {
   const power = 10 ** Math.floor(Math.log10(end / wanted));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= (end / wanted) * (1 - 1e-9));
+  const least = (end / wanted) * (1 - 1e-9);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= least);
   const decimals = Math.max(0, 1 - Math.floor(Math.log10(step)));
   const count = Math.floor(end / step + 1e-9);
   return Array.from({ length: count + 1 }, (_, number) => ({
@@ -78,7 +79,8 @@ function drawRuler(target, { end, radius, found, searched }) {
     svg("rect", { x: x(from), y: top, width: Math.max(0, x(to) - x(from)), height, class: kind });
   const hatch = svg("pattern",
     { id: "hatch", width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    svg("rect", { width: 8, height: 8, class: "hatch-paper" }), svg("line", { x1: 0, x2: 0, y1: 0, y2: 8, class: "hatch-line" }));
+    svg("rect", { width: 8, height: 8, class: "hatch-paper" }),
+    svg("line", { x1: 0, x2: 0, y1: 0, y2: 8, class: "hatch-line" }));
   const marks = ticks(end, Math.max(2, Math.floor(width / 90))).flatMap(({ value, text }) => [
     svg("line", { x1: x(value), x2: x(value), y1: top + height + 4, y2: top + height + 10, class: "tick" }),
     svg("text", { x: x(value), y: top + height + 26, class: "quiet", "text-anchor": "middle" }, text),
@@ -96,6 +98,13 @@ function drawRuler(target, { end, radius, found, searched }) {
   target.setAttribute("viewBox", `0 0 ${width} ${target.clientHeight}`);
 }
 
+/** Give a line the colour and the dash of a run, so that it can be told without colours too. */
+function coloured(line, number) {
+  line.setAttribute("stroke-dasharray", DASHES[number % DASHES.length]);
+  line.style.stroke = `var(--run${number % DASHES.length})`;
+  return line;
+}
+
 /** Draw certified accuracy over the radius for all runs, with a line at the radius of the image that is shown. */
 function drawCurves(target, runs, radius) {
   const width = target.clientWidth, height = target.clientHeight;
@@ -107,19 +116,19 @@ function drawCurves(target, runs, radius) {
   const shown = [];
   let here = null;
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    shown.push(svg("line", { x1: left, x2: width - right, y1: y(share), y2: y(share), class: share ? "grid" : "axis" }));
+    const kind = share ? "grid" : "axis";
+    shown.push(svg("line", { x1: left, x2: width - right, y1: y(share), y2: y(share), class: kind }));
     shown.push(svg("text", { x: left - 8, y: y(share) + 4, class: "quiet", "text-anchor": "end" }, `${100 * share} %`));
   }
   for (const { value, text } of ticks(end, Math.max(2, Math.floor(width / 90)))) {
     shown.push(svg("text", { x: x(value), y: height - bottom + 18, class: "quiet", "text-anchor": "middle" }, text));
   }
-  shown.push(svg("text", { x: (left + width - right) / 2, y: height - 4, class: "quiet", "text-anchor": "middle" }, "l2 radius"));
+  const middle = (left + width - right) / 2;
+  shown.push(svg("text", { x: middle, y: height - 4, class: "quiet", "text-anchor": "middle" }, "l2 radius"));
   for (const { curve, number } of runs) {
     let path = `M${x(0)},${y(curve[0][1])}`;
     for (const [at, share] of curve.slice(1)) path += `H${x(at).toFixed(2)}V${y(share).toFixed(2)}`;
-    const line = svg("path", { d: `${path}H${x(end)}`, class: "line", "stroke-dasharray": DASHES[number % DASHES.length] });
-    line.style.stroke = `var(--run${number % 5})`;
-    shown.push(line);
+    shown.push(coloured(svg("path", { d: `${path}H${x(end)}`, class: "line" }), number));
   }
   if (radius !== null && radius > 0) {
     shown.push(svg("line", { x1: x(radius), x2: x(radius), y1: top - 6, y2: y(0), class: "here" }));
@@ -133,8 +142,7 @@ function drawCurves(target, runs, radius) {
 
 /** Return a short line in the colour and dash of a run, for the legend. */
 function legendLine(number) {
-  const line = svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, class: "line", "stroke-dasharray": DASHES[number % DASHES.length] });
-  line.style.stroke = `var(--run${number % 5})`;
+  const line = coloured(svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, class: "line" }), number);
   return svg("svg", { viewBox: "0 0 28 10", "aria-hidden": "true" }, line);
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 STYLES = ("page.css",)
-SCRIPTS = ("draw.js", "page.js")
+SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "page.js")
 
 
 @dataclass(frozen=True)
