@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from bronet.certify import certified_radius
 from bronet.certify.rows import read_rows
@@ -298,9 +297,3 @@ def test_the_quick_start_is_served_by_default(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs[0], tmp_path / "runs" / "quickstart")
     assert [card.name for card in read_cards([])] == ["quickstart"]
-
-
-def test_a_sheet_holds_every_sample(site: Site) -> None:
-    served = site.worker.ask(lambda _: site.gallery.open(0)).answer.result()
-    assert served.samples is not None
-    assert torch.equal(answers.sample_pixels(served, 3)[0], served.samples.images[3].double() / served.samples.scale)
