@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test browser-test lint format clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+# Without Chromium `make test` leaves these out; here it is installed first (Debian, as root).
+browser-test: $(READY)
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	$(BIN)/python -m pytest tests/test_web_browser.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

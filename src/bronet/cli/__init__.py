@@ -19,6 +19,7 @@ from bronet.cli.info import info
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
+from bronet.cli.serve import serve
 from bronet.cli.train import train
 from bronet.cli.verify import verify
 
@@ -54,7 +55,7 @@ def bronet(
 
 
 # The order of the help page: the order in which a newcomer needs them.
-for command in (quickstart, train, certify, report, verify, attack):
+for command in (quickstart, train, certify, report, verify, attack, serve):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
