@@ -36,3 +36,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of an environment outside the tree, in which bronet was installed from its wheel."""
+    from packaged import ROOT, build, install
+
+    folder = tmp_path_factory.mktemp("installed")
+    build(ROOT, folder, "wheel")
+    return install(next(folder.glob("*.whl")), folder / "venv")

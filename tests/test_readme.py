@@ -4,7 +4,6 @@ Blocks after a comment `<!-- not run: reason -->` and the lines of `SET_UP` are 
 """
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -14,13 +13,14 @@ from typing import NamedTuple
 
 import pytest
 
+from packaged import clean_environment
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 NOT_RUN = r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?"
 FENCE = re.compile(NOT_RUN + r"^```(?P<language>bash|python)\n(?P<code>.*?)^```", re.M | re.S)
 SET_UP = re.compile(r"git clone |cd |make quickstart|make test|(python -m )?pip install ")
 """Lines about the clone and its environment: the tests already run inside one."""
 PROMISED_ACCURACY = 0.95
-ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 class Block(NamedTuple):
@@ -57,14 +57,16 @@ def test_the_two_commands_for_a_stranger_are_in_the_makefile() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_shell_commands_run_in_order(tmp_path: Path) -> None:
+def test_shell_commands_run_in_order(tmp_path: Path, wheel_python: Path) -> None:
+    """Outside the tree, by the program of the installed wheel."""
+    environment = clean_environment(wheel_python)
     commands = [line for block in RUN if block.language == "bash" for line in block.commands]
     for line in commands:
         if SET_UP.match(line):
             continue
         words = shlex.split(line)
         assert words[0] == "bronet", f"a command that this test does not know: {line}"
-        result = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
     certified = json.loads((tmp_path / "runs" / "quickstart" / "report" / "summary.json").read_text(encoding="utf-8"))
     assert certified["clean_accuracy"] >= PROMISED_ACCURACY

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from bronet.attack import l2_pgd as l2_pgd
     from bronet.certify import certified_radius as certified_radius
     from bronet.certify import prove as prove
+    from bronet.foreign import check as check
+    from bronet.foreign import convert as convert
     from bronet.layers import BROConv2d as BROConv2d
     from bronet.layers import BROLinear as BROLinear
     from bronet.layers import CholeskyLinear as CholeskyLinear
@@ -37,12 +39,27 @@ _HOMES = {
     "MaxMin": "bronet.layers",
     "build_model": "bronet.models",
     "certified_radius": "bronet.certify",
+    "check": "bronet.foreign",
+    "convert": "bronet.foreign",
     "create_model": "bronet.models",
     "frozen": "bronet.layers",
     "l2_pgd": "bronet.attack",
     "prove": "bronet.certify",
 }
-_ROOMS = ("attack", "certify", "data", "layers", "losses", "models", "ortho", "recipe", "report", "train")
+_ROOMS = (
+    "attack",
+    "certify",
+    "data",
+    "export",
+    "foreign",
+    "layers",
+    "losses",
+    "models",
+    "ortho",
+    "recipe",
+    "report",
+    "train",
+)
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
 

@@ -89,6 +89,11 @@ class ProvedNetwork:
             total = up(total * layer.lipschitz)
         return total
 
+    @property
+    def gap_lipschitz(self) -> Float[Tensor, "k k"]:
+        """Upper bounds on the Lipschitz constants of f_t - f_j from pixels; zero on the diagonal."""
+        return self.head.gaps * up(self.lipschitz) * _TENSOR_SLACK
+
     def logits(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         """Return the float64 logits: the program that the certificate speaks of."""
         x = self._checked(images)
@@ -120,8 +125,7 @@ class ProvedNetwork:
         slack = (propagated + 2 * (own + elsewhere)[:, None]) * _TENSOR_SLACK
         growth = head.gain * (budget.lipschitz + budget.ball_slope)
         slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * _TENSOR_SLACK
-        total = self.head.gaps * up(budget.lipschitz)
-        targeted = targeted_radii(logits, total * _TENSOR_SLACK, slack=slack, slope=slope)
+        targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
         targeted = torch.minimum(targeted, budget.after(head, size).reach[:, None])
         targeted = targeted.scatter(1, prediction[:, None], torch.inf)
         runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)

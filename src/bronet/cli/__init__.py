@@ -13,8 +13,10 @@ from bronet.cli.analyze import app as analyze
 from bronet.cli.attack import attack
 from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
+from bronet.cli.check import check
 from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
+from bronet.cli.export import export
 from bronet.cli.info import info
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
@@ -55,12 +57,13 @@ def bronet(
 
 
 # The order of the help page: the order in which a newcomer needs them.
-for command in (quickstart, train, certify, report, verify, attack, serve):
+for command in (quickstart, train, certify, report, verify, attack, serve, export):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(analyze, name="analyze")
+app.command()(check)
 app.command()(info)
 
 

@@ -6,9 +6,10 @@ from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.parametrize import orthogonal_bro
 from bronet.layers.registry import CONVOLUTIONS, convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
-from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
+from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
 
 __all__ = [
@@ -27,9 +28,11 @@ __all__ = [
     "LipschitzLayer",
     "LipschitzRegularizedConv2d",
     "MaxMin",
+    "MaxPool",
     "Normalization",
     "OrthogonalHead",
     "PixelUnshuffle",
     "convolution",
     "frozen",
+    "orthogonal_bro",
 ]

@@ -7,7 +7,7 @@ parameters do not change.
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -61,9 +61,15 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         """Compute the derived weights; `key` is whatever else they depend on, such as the grid."""
 
     def derived(self, key: Hashable) -> T:
-        """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters."""
+        """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters.
+
+        While torch.export traces, parameters may be stand-ins without memory: there the kept ones are taken as they
+        are, which supposes a forward pass inside `frozen` before (`bronet.export` makes it).
+        """
         if self._kept is None:
             return self._derive_at_full_precision(key)
+        if torch.compiler.is_exporting():
+            return self._kept[key][1]
         state = tuple((t.data_ptr(), t._version, t.dtype) for t in (*self.parameters(), *self.buffers()))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:
@@ -79,7 +85,7 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
 
     def _derive_at_full_precision(self, key: Hashable) -> T:
         device = next(self.parameters()).device.type
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             return self.derive(key)
 
     def precision_for(self, x: Tensor) -> torch.dtype:
@@ -104,6 +110,11 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
     finally:
         for layer, kept in zip(layers, outer, strict=True):
             layer._kept = kept
+
+
+def without_autocast(device: str) -> AbstractContextManager[None]:
+    """Return a context without autocast on this type of device; outside autocast it leaves no trace in a graph."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def require_channels(x: Tensor, channels: int, layer: str) -> None:

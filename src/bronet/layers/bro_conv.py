@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import require_channels
+from bronet.layers.base import require_channels, without_autocast
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
@@ -131,7 +131,7 @@ class BROConv2d(ReflectorLayer[Tensor]):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         precision = self.precision_for(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             geometry = geometry_of(
                 x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels
+from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, without_autocast
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
@@ -113,7 +113,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         precision = self.precision_for(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             V, inverse = self._factors(precision, x.dtype)
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 

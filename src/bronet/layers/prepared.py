@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer
+from bronet.layers.base import DerivedLayer, without_autocast
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def prepared_inverses(module: nn.Module) -> Iterator[None]:
 
 def _prepare(inversion: Inversion, layers: list[ReflectorLayer]) -> None:  # type: ignore[type-arg]
     count = 1
-    with torch.autocast(_device_of(layers[0]).type, enabled=False):
+    with without_autocast(_device_of(layers[0]).type):
         while layers:
             part, layers = layers[:count], layers[count:]
             inverses = inversion.invert([layer.V(inversion.precision) for layer in part])

@@ -5,12 +5,12 @@ channel that starts at one, as in the published networks (the text says a scalar
 """
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.ortho.memo import memoized
 
 
 class IdentityResidual(nn.Module):
@@ -38,7 +38,7 @@ class IdentityResidual(nn.Module):
         return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
 
 
-@lru_cache(maxsize=32)
+@memoized(32)
 def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
 

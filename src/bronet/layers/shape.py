@@ -1,4 +1,4 @@
-"""Layers that only move numbers: pixel unshuffle (a stride as channels) and flattening. Norms are kept exactly."""
+"""Layers that move or compare numbers: pixel unshuffle (a stride as channels), flattening, pooling. All 1-Lipschitz."""
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class PixelUnshuffle(LipschitzLayer):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.factor == 1:
+            return x
         moved = cut_windows(x, self.factor).permute(0, 2, 4, 1, 3, 5)  # h w c f f b
         return batch_first(moved.flatten(2, 4))
 
@@ -72,6 +74,26 @@ class L2NormPool(LipschitzLayer):
         # do not.
         apply, shape_out = self.forward, (c, h // self.patch, w // self.patch)
         return ProvedMap(apply, shape_out, 1.0, gain=gamma(self.patch**2 + 2), offset=NORM_UNDERFLOW)
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
+class MaxPool(LipschitzLayer):
+    """The largest number of each patch x patch window, per channel: 1-Lipschitz as no windows overlap, and exact."""
+
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        if patch < 1:
+            raise BronetError(f"patch of MaxPool must be at least 1, got {patch}")
+        self.patch = patch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batch_first(torch.amax(cut_windows(x, self.patch), dim=(1, 3)))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        c, h, w = shape
+        return exact(self.forward, (c, h // self.patch, w // self.patch))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0

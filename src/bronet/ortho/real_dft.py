@@ -9,11 +9,12 @@ of a conjugate pair on its self-conjugate lines, each with half the weight, so D
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from bronet.ortho.memo import memoized
 
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
 # unit makes the dense form's extra arithmetic free for longer.
@@ -115,14 +116,14 @@ def is_dense(grid: tuple[int, int], device: torch.device) -> bool:
     return grid[0] * grid[1] <= DENSE_GRID_PIXELS.get(device.type, DENSE_GRID_PIXELS["cuda"])
 
 
-@lru_cache(maxsize=64)
+@memoized(64)
 def real_dft(window: Window, *, dense: bool, dtype: torch.dtype, device: torch.device) -> RealDFT:
     """Return D for the window, rounded once from float64 to `dtype`."""
     form = _dense(window) if dense else _separable(window)
     return type(form)(*(factor.to(device=device, dtype=dtype) for factor in form.factors()))
 
 
-@lru_cache(maxsize=64)
+@memoized(64)
 def frequencies(grid: tuple[int, int], *, dense: bool) -> Int[Tensor, "f 2"]:
     """Return the frequencies (vertical, horizontal) in the row order of `real_dft`."""
     H, W = grid
@@ -137,7 +138,7 @@ def frequencies(grid: tuple[int, int], *, dense: bool) -> Int[Tensor, "f 2"]:
     return torch.tensor(pairs)
 
 
-@lru_cache(maxsize=64)
+@memoized(64)
 def kernel_basis(
     grid: tuple[int, int],
     taps: tuple[int, int],

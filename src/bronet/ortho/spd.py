@@ -94,7 +94,8 @@ class _SymmetricInverse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, S: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        P = _inverter.get()(S)
+        # torch.compile cannot read a context variable; the result is the same wherever it is computed.
+        P = _inverse(S) if torch.compiler.is_compiling() else _inverter.get()(S)
         ctx.save_for_backward(P)
         return P
 

@@ -5,12 +5,12 @@ frequency-domain product of that size: it is the Fourier transform of the kernel
 taps of n x n are one product. On grids that are small against k^2 the direct product A_f'A_f costs less.
 """
 
-from functools import lru_cache
-
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bronet.ortho.memo import memoized
 from bronet.ortho.real_dft import frequencies, kernel_basis
 
 
@@ -98,7 +98,7 @@ def autocorrelation(V: Float[Tensor, "c n kh kw"]) -> Float[Tensor, "n n th tw"]
     return summed.view(2 * kh - 1, 2 * kw - 1, n, n).permute(2, 3, 0, 1)
 
 
-@lru_cache(maxsize=16)
+@memoized(16)
 def tap_shifts(taps: tuple[int, int], device: torch.device) -> Int[Tensor, " pairs"]:
     """Return, for each pair (first, second) of taps, the index of second - first among all shifts."""
     kh, kw = taps
@@ -121,6 +121,4 @@ def fill_channels(u: Float[Tensor, "f two_channels b"], c: int) -> Float[Tensor,
     channels = u.shape[-2] // 2
     if channels == c:
         return u
-    filled = u.new_zeros(u.shape[0], 2, c, u.shape[-1])
-    filled[:, :, :channels] = u.unflatten(-2, (2, channels))
-    return filled.flatten(1, 2)
+    return F.pad(u.unflatten(-2, (2, channels)), (0, 0, 0, c - channels)).flatten(1, 2)

@@ -38,6 +38,8 @@ ARTEFACTS = (
     "certificate-train.json",
     "targeted.csv",
     "targeted-train.csv",
+    "model.onnx",
+    "model.pt2",
 )
 
 Json = dict[str, object]
@@ -206,7 +208,7 @@ def _remove_artefacts(run: RunFolder) -> None:
     numbered = (path.name for path in run.path.glob("checkpoint-*.safetensors"))
     for name in (*ARTEFACTS, *numbered):
         (run.path / name).unlink(missing_ok=True)
-    for path in run.path.glob("attack-*-*-*.*"):
+    for path in (*run.path.glob("attack-*-*-*.*"), *run.path.glob("model-*.data")):
         path.unlink()
     for folder in (run.report, run.tracking):
         if folder.is_dir():

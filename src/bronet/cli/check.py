@@ -1,0 +1,19 @@
+"""`bronet check`: the proved bound of every layer of a run's network."""
+
+from bronet.cli.options import RunArgument
+
+
+def check(run: RunArgument) -> None:
+    """Tell the Lipschitz bound of every layer of a trained network, and which one is largest.
+
+    Example:  bronet check runs/quickstart
+
+    Writes nothing. Models of your own: bronet.check(model, input_shape) in Python (docs/convert.md).
+    """
+    from bronet.certify.run import load_model
+    from bronet.cli.console import open_console
+    from bronet.foreign import check as check_model
+    from bronet.train import open_run
+
+    folder = open_run(run)
+    open_console().print(check_model(load_model(folder, folder.recipe())))

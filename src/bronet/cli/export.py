@@ -1,0 +1,53 @@
+"""`bronet export`: the trained network as one file that needs no bronet to run."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bronet.cli.options import RunArgument
+
+
+class FileFormat(StrEnum):
+    """The kinds of file, as in `bronet.export.Format`, which is not imported here: it would load torch."""
+
+    ONNX = "onnx"
+    TORCH = "torch-export"
+
+
+def export(
+    run: RunArgument,
+    format: Annotated[FileFormat, typer.Option("--format", help="The kind of file.")] = FileFormat.ONNX,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The file. Default: model.onnx or model.pt2 in the run's folder.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write the trained network as one file that runs without bronet.
+
+    Example:  bronet export runs/quickstart --format onnx
+
+    The file computes in float32 and takes any number of images with pixels in [0, 1]. It holds the proved constants,
+    from which docs/export.md computes a radius in five lines. It is run, and compared with the network, before it takes
+    its name. ONNX needs: pip install 'bronet[onnx]'.
+    """
+    from bronet.cli.console import facts_table, open_console, say
+    from bronet.export import Format, export_run
+    from bronet.report.table import bound_text
+
+    done = export_run(run, format=Format(format.value), out=out)
+    size = done.path.stat().st_size / 2**20
+    images = f"over {done.images} random images"
+    facts = [
+        ("file", f"{done.path}, {size:.1f} MiB"),
+        ("largest difference", f"{done.from_float32:.2g} from the float32 network, {images}"),
+        ("", f"{done.from_float64:.2g} from the float64 network of the certificate"),
+        ("Lipschitz bound", bound_text(done.facts.lipschitz)),
+        ("classes", f"{len(done.facts.classes)}: {', '.join(done.facts.classes[:10])}"),
+    ]
+    console = open_console()
+    console.print(facts_table(facts))
+    say(console, "A radius from its logits is nominal: the certificate is about the float64 network (docs/export.md).")

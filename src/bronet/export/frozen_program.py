@@ -1,0 +1,98 @@
+"""A model as a graph of products: factors frozen, everything that does not depend on the images computed once.
+
+The graph is that of the model's own evaluation forward, traced by torch.export with a batch of any size; no
+factorisation, no complex number and no unused parameter is left in it.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+
+from bronet.errors import BronetError
+from bronet.layers import frozen
+from bronet.models import CertifiableModel
+
+# Two or more images, as torch.export takes a dimension of one for a constant.
+_TRACED_IMAGES = 2
+_ONLY_CHECKS = torch.ops.aten._assert_tensor_metadata.default
+
+
+class _Forward(nn.Module):
+    """A model hidden from the tracer, so that its parameters become constants of the graph, the used ones only."""
+
+    def __init__(self, model: CertifiableModel) -> None:
+        super().__init__()
+        self._hidden = (model,)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self._hidden[0](images)
+        return logits
+
+
+@torch.no_grad()
+def frozen_program(model: CertifiableModel) -> ExportedProgram:
+    """Return the evaluation forward of a model as a graph for any number of images, in the dtype of its weights.
+
+    Guaranteed: the same operations on the same numbers as the model's forward inside `frozen`, on the same device.
+    """
+    parameter = next(model.parameters())
+    images = torch.rand(_TRACED_IMAGES, *model.image_shape, device=parameter.device, dtype=parameter.dtype)
+    was_training = model.training
+    model.eval()
+    try:
+        with frozen(model):
+            model(images)  # derives the weights, and fills the caches of what they are multiplied with
+            graph = _traced(_Forward(model), images).module()
+    finally:
+        model.train(was_training)
+    assert isinstance(graph, fx.GraphModule)
+    fold_constants(graph)
+    return _traced(graph, images)
+
+
+def _traced(module: nn.Module, images: Tensor) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch.export warns of parts of torch
+            return torch.export.export(module, (images,), dynamic_shapes=({0: Dim("batch")},), strict=False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BronetError(f"the model's forward must be traceable by torch.export, which says: {reason}") from error
+
+
+def fold_constants(graph_module: fx.GraphModule) -> None:
+    """Compute what does not depend on the input, keep the results as buffers, and drop run-time checks.
+
+    A view of a constant, such as its transpose, stays an operation: as a buffer it would be a second copy.
+    Traces of where in the source an operation came from are dropped too: they would hold the paths of this machine.
+    """
+    graph, known = graph_module.graph, dict[fx.Node, Tensor]()
+    for node in list(graph.nodes):
+        node.meta.pop("stack_trace", None)
+        if node.op == "get_attr":
+            constant = getattr(graph_module, str(node.target))
+            if isinstance(constant, Tensor):
+                known[node] = constant.detach().clone(memory_format=torch.contiguous_format)
+                setattr(graph_module, str(node.target), known[node])  # whole and in order, for the file
+        elif node.op == "call_module" or node.target is _ONLY_CHECKS:
+            graph.erase_node(node)
+        elif node.op == "call_function" and node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+            arguments, options = fx.node.map_arg((node.args, node.kwargs), lambda n: known[n])
+            assert callable(node.target)
+            value = node.target(*arguments, **options)
+            if isinstance(value, Tensor):
+                known[node] = value
+    stored = {value.untyped_storage().data_ptr() for node, value in known.items() if node.op == "get_attr"}
+    for node, value in known.items():
+        is_view = value.untyped_storage().data_ptr() in stored
+        if node.op == "call_function" and not is_view and any(user not in known for user in node.users):
+            name = f"folded_{node.name}"
+            graph_module.register_buffer(name, value.contiguous())
+            with graph.inserting_before(node):
+                folded = graph.get_attr(name)
+            node.replace_all_uses_with(folded)
+    graph.eliminate_dead_code()
+    graph_module.delete_all_unused_submodules()
+    graph_module.recompile()

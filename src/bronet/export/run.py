@@ -1,0 +1,180 @@
+"""Export a trained run, or any certifiable model: freeze, trace, write, run the file, compare, and only then keep it.
+
+The file is float32; what that means for its radii is in docs/export.md.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bronet.atomic import replace_file
+from bronet.certify.hashes import file_hash
+from bronet.certify.network import ProvedNetwork, prove
+from bronet.certify.run import CertificateFiles, load_model
+from bronet.certify.verify import read_certificate
+from bronet.errors import BronetError
+from bronet.export import onnx_file, torch_file
+from bronet.export.facts import ExportFacts
+from bronet.export.frozen_program import frozen_program
+from bronet.layers import frozen
+from bronet.models import CertifiableModel
+from bronet.train.run_folder import open_run
+
+# Images of the comparison, in batches of sizes that tracing did not see.
+_BATCHES = (1, 15)
+# Relative to the largest logit: float32 sums of some thousand numbers, in another order, through dozens of layers.
+_LARGEST_DIFFERENCE = 1e-3
+
+
+class Format(StrEnum):
+    """The kind of file."""
+
+    ONNX = "onnx"
+    TORCH = "torch-export"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the file's name."""
+        return ".onnx" if self is Format.ONNX else ".pt2"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and the largest differences of its logits, over random images with pixels in [0, 1].
+
+    `from_float32` is the distance to the model's own float32 forward, `from_float64` to the program that a certificate
+    speaks of.
+    """
+
+    path: Path
+    facts: ExportFacts
+    images: int
+    from_float32: float
+    from_float64: float
+
+
+def export_run(run_dir: Path | str, *, format: Format = Format.ONNX, out: Path | None = None) -> Exported:
+    """Export the trained network of a run to `out`, by default model.onnx or model.pt2 in its folder.
+
+    Classes have the names that the run's certificate gives them; those of a run without one are numbers.
+    """
+    run = open_run(Path(run_dir))
+    recipe = run.recipe()
+    weights = file_hash(run.weights)
+    path = run.path / f"model{format.suffix}" if out is None else out
+    classes = _named_classes(CertificateFiles.of(run.path, "test").facts)
+    return export_model(load_model(run, recipe), path, format=format, classes=classes, weights_sha256=weights)
+
+
+def _named_classes(certificate: Path) -> tuple[str, ...]:
+    """Return the names of the classes that a run's certificate has; none without one, as no data is read here."""
+    if not certificate.is_file():
+        return ()
+    names = read_certificate(certificate).get("classes")
+    return tuple(str(name) for name in names) if isinstance(names, list) else ()
+
+
+@torch.no_grad()
+def export_model(
+    model: CertifiableModel,
+    path: Path | str,
+    *,
+    format: Format = Format.ONNX,
+    classes: Sequence[str] = (),
+    weights_sha256: str | None = None,
+) -> Exported:
+    """Write a model's float32 evaluation forward as a file for any number of images; the model is left alone.
+
+    Guaranteed: the file was run on the CPU before it took its name, and its logits are those of the model's float32
+    forward up to rounding; its gap matrix is an upper bound for the float64 network (`prove(model)`). Not guaranteed:
+    that a radius from its float32 logits covers their rounding (docs/export.md).
+    """
+    path = Path(path)
+    if path.suffix != format.suffix:
+        raise BronetError(f"a file of format {format} must end in {format.suffix}, got {path}")
+    if format is Format.ONNX:
+        onnx_file.require_onnx()
+    model = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()
+    network = prove(model)
+    facts = ExportFacts.of(
+        network,
+        classes=classes or [str(number) for number in range(model.head.classes)],
+        weights_sha256=weights_sha256 or _weights_hash(model),
+    )
+    differences = _written(path, format, model, network, facts)
+    return Exported(path, facts, sum(_BATCHES), *differences)
+
+
+def _written(
+    path: Path, format: Format, model: CertifiableModel, network: ProvedNetwork, facts: ExportFacts
+) -> tuple[float, float]:
+    program = frozen_program(model)
+    measured: list[tuple[float, float]] = []
+
+    def write_and_run(temporary: Path, *, beside: Path | None = None) -> None:
+        if format is Format.ONNX:
+            onnx_file.write_onnx(temporary, program, facts, weights_beside=beside)
+            runner = onnx_file.onnx_runner(temporary)
+        else:
+            torch_file.write_torch(temporary, program, facts)
+            runner = torch_file.torch_runner(temporary)
+        measured.append(_differences(runner, model, network))
+
+    size = sum(t.numel() * t.element_size() for t in (*program.state_dict.values(), *program.constants.values()))
+    if format is Format.ONNX and size > onnx_file.LARGEST_SINGLE_FILE:
+        beside = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")
+        _with_new_file(beside, lambda: replace_file(path, partial(write_and_run, beside=beside)))
+    else:
+        replace_file(path, write_and_run)
+    return measured[0]
+
+
+def _with_new_file(path: Path, write: Callable[[], None]) -> None:
+    """Let `write` make another file that needs this one; if it fails, this one goes too, unless it was there before."""
+    was_there = path.exists()
+    try:
+        write()
+    except BaseException:
+        if not was_there:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _differences(
+    runner: Callable[[Tensor], Tensor], model: CertifiableModel, network: ProvedNetwork
+) -> tuple[float, float]:
+    """Return the largest differences of the file's logits from the float32 and the float64 forward, if they are small.
+
+    Raises where the float32 ones are not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    float32 = float64 = largest = 0.0
+    with frozen(model):
+        for count in _BATCHES:
+            images = torch.rand(count, *model.image_shape, generator=generator)
+            logits, expected = runner(images), model(images)
+            largest = max(largest, float(expected.abs().max()))
+            float32 = max(float32, float((logits - expected).abs().max()))
+            float64 = max(float64, float((logits.double() - network.logits(images)).abs().max()))
+    if not float32 <= _LARGEST_DIFFERENCE * max(1.0, largest):
+        raise BronetError(
+            f"logits of the exported file must be within {_LARGEST_DIFFERENCE:g} of the model's, relative to the "
+            f"largest, {largest:.3g}; they differ by {float32:.3g}, so nothing was written"
+        )
+    return float32, float64
+
+
+def _weights_hash(model: CertifiableModel) -> str:
+    """Return a hash over the names and numbers of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""`check` bounds what it can, says what it cannot, and its bounds are never below the truth."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from bronet import BronetError, check, convert, create_model, prove
+from bronet.cli import app
+from bronet.foreign.bounds import _SLOPES, bound_of
+from bronet.recipe import named_recipe
+from bronet.train.run_folder import create_run
+from bronet.train.weights import save_weights
+from jacobian import singular_values
+
+SHAPE = (2, 6, 6)
+LINEAR = [
+    nn.Conv2d(2, 3, 3, padding=1),
+    nn.Conv2d(2, 4, 3, stride=2, groups=2),
+    nn.Conv2d(2, 3, 3, dilation=2, padding="same"),
+    nn.AvgPool2d(3, 1),
+    nn.AvgPool2d(2),
+    nn.AdaptiveAvgPool2d((3, 2)),
+    nn.BatchNorm2d(2),
+    nn.Sequential(nn.Flatten(), nn.Linear(72, 5)),
+    nn.PixelUnshuffle(2),
+]
+
+
+@pytest.mark.parametrize("module", LINEAR, ids=lambda module: type(module).__name__)
+def test_the_bound_of_a_linear_module_is_its_norm_or_more(module: nn.Module) -> None:
+    """The norm itself where it is proved from weights; means over windows that overlap may be bounded above it."""
+    torch.manual_seed(0)
+    module = module.double().eval()
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.uniform_(part.weight, -2, 2)
+            assert part.running_var is not None
+            part.running_var.uniform_(0.1, 2)
+    found = check(module, SHAPE)
+    norm = float(singular_values(module, SHAPE).max())
+    assert found.lipschitz is not None
+    assert norm <= found.lipschitz
+    if not isinstance(module, nn.AvgPool2d):
+        assert found.lipschitz <= norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [*_SLOPES, nn.LeakyReLU, nn.ELU, nn.PReLU])
+def test_no_activation_is_steeper_than_its_bound(kind: type[nn.Module]) -> None:
+    module = kind().double()
+    x = torch.linspace(-8, 8, 200_001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(module(x).sum(), x)
+    bound = bound_of(module, (1,)).value
+    assert bound is not None
+    assert bound - 0.01 * bound <= float(slope.abs().max()) <= bound
+
+
+def test_overlapping_maxima_are_bounded_by_their_overlaps() -> None:
+    x = torch.zeros(1, 1, 5, 5, dtype=torch.float64)
+    peak = x.clone()
+    peak[0, 0, 2, 2] = 1.0
+    module = nn.MaxPool2d(3, 1)
+    bound = bound_of(module, (1, 5, 5)).value
+    assert float((module(peak) - module(x)).norm()) == 3.0 <= bound <= 3.001
+
+
+def test_a_plain_chain_has_a_bound_and_a_layer_that_spoils_it() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(100)  # type: ignore[union-attr, operator]
+    found = check(model, SHAPE)
+    assert (found.verdict, found.certifiable) == ("bounded", False)
+    assert found.spoiler is not None
+    assert found.spoiler.path == "0"
+    product = 1.0
+    for layer in found.layers:
+        assert layer.bound is not None
+        product *= layer.bound
+    assert found.lipschitz == pytest.approx(product)
+    assert [layer.output_shape for layer in found.layers] == [(4, 6, 6), (4, 6, 6), (144,), (3,)]
+    assert model.training
+
+
+def test_a_layer_without_a_bound_is_named() -> None:
+    found = check(nn.Sequential(nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, 3)), SHAPE)
+    assert (found.verdict, found.lipschitz) == ("not bounded", None)
+    assert found.spoiler is not None
+    assert found.spoiler.path == "1"
+    text = str(found)
+    assert "not bounded: no bound is known for 1 (LayerNorm)" in text
+    assert "divides by a deviation of its own input" in " ".join(text.split())
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(72, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.flatten(x + self.conv(x), 1))
+
+
+def test_a_model_that_is_no_chain_still_shows_the_bounds_of_its_layers() -> None:
+    found = check(Residual(), SHAPE)
+    assert (found.verdict, found.lipschitz) == ("not bounded", None)
+    assert "forward: add must take only the output of the step before it" in found.explanation
+    assert [layer.path for layer in found.layers] == ["conv", "last"]
+    assert all(layer.bound is not None for layer in found.layers)
+
+
+def test_a_certifiable_model_shows_its_proof() -> None:
+    model = convert(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)), SHAPE)
+    found, network = check(model), prove(model)
+    assert found.certifiable
+    assert [layer.bound for layer in found.layers[:-1]] == [layer.lipschitz for _, layer in network.layers]
+    assert found.layers[-1].bound == network.head.logits.lipschitz
+
+
+def test_a_run_is_checked_by_name(tmp_path: Path) -> None:
+    recipe = named_recipe("digits/quickstart")
+    run = create_run(tmp_path / "run", recipe)
+    save_weights(run.weights, create_model("bronet-digits", dataset="digits"), recipe=recipe)
+    done = CliRunner().invoke(app, ["check", str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert "certifiable: every layer is proved, with its rounding" in done.output
+    assert "stem.linear" in done.output
+
+
+def test_a_missing_or_wrong_shape_is_one_line() -> None:
+    with pytest.raises(BronetError, match="input_shape must be given to check a Sequential, got None"):
+        check(nn.Sequential(nn.Flatten()))
+    with pytest.raises(BronetError, match=r"0 must take activations of shape \(3, 6, 6\), but it says"):
+        check(nn.Sequential(nn.Conv2d(2, 3, 3)), (3, 6, 6))

@@ -1,0 +1,96 @@
+"""What is released: a wheel and an sdist without junk, that install and run outside the tree."""
+
+import email
+import subprocess
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bronet import __version__
+from packaged import ROOT, build, clean_environment
+
+DATA = {
+    "bronet/py.typed",
+    "bronet/data/digits.npz",
+    "bronet/data/DIGITS-ATTRIBUTION.txt",
+    "bronet/recipe/paper_tables.csv",
+    "bronet/report/page.html",
+}
+EXTRAS = {"attack", "data", "dev", "onnx", "plot", "track"}
+
+
+def source_files() -> set[str]:
+    """Return the files of the repository: those that git does not ignore."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {name for name in listed if (ROOT / name).is_file()}
+
+
+def test_the_wheel_is_the_package_and_nothing_else(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        information = {name.partition("/")[2] for name in wheel.namelist() if ".dist-info/" in name}
+    package = {name.removeprefix("src/") for name in source_files() if name.startswith("src/bronet/")}
+    assert names == package
+    assert names >= DATA
+    assert information == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+
+
+def test_the_wheel_says_its_version_and_its_extras(built: Path) -> None:
+    path = next(built.glob("*.whl"))
+    assert path.name == f"bronet-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as wheel:
+        text = wheel.read(f"bronet-{__version__}.dist-info/METADATA").decode()
+    metadata = email.message_from_string(text)
+    assert metadata["Version"] == __version__
+    assert metadata["License-Expression"] == "MIT"
+    assert set(metadata.get_all("Provides-Extra")) >= EXTRAS
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_extra_is_tested_and_pinned() -> None:
+    """What a user can install by an extra, the development environment has, in a version of the constraints."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    installed = {*extras["dev"], *project["dependencies"]}
+    assert all(set(packages) <= installed for packages in extras.values())
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
+    for requirement in installed:
+        name = requirement.partition(">")[0].partition("=")[0].partition("[")[0].lower()
+        assert f"\n{name}==" in pins, name
+
+
+def test_the_sdist_holds_files_of_the_repository_and_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+        sdist.extractall(tmp_path, filter="data")
+    assert names - {"PKG-INFO"} <= source_files()
+    assert not any(name.startswith("results/") for name in names)
+    assert {"LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= names
+    build(next(tmp_path.iterdir()), tmp_path / "again", "wheel")
+    first, second = next(built.glob("*.whl")), next((tmp_path / "again").glob("*.whl"))
+    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+        contents = ({entry.filename: entry.CRC for entry in wheel.infolist()} for wheel in (one, other))
+        assert next(contents) == next(contents)
+
+
+def test_the_installed_command_is_the_wheels(wheel_python: Path, tmp_path: Path) -> None:
+    """Outside the tree, `bronet` and `import bronet` are those of the new environment."""
+    environment = clean_environment(wheel_python)
+    code = "import bronet, pathlib, sys; print(pathlib.Path(bronet.__file__).is_relative_to(sys.prefix))"
+    printed = []
+    for words in (["bronet", "--version"], [str(wheel_python), "-c", code]):
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed == [f"bronet {__version__}\n", "True\n"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built")
+    build(ROOT, out, "sdist", "wheel")
+    return out
