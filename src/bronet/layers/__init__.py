@@ -6,7 +6,7 @@ from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
-from bronet.layers.registry import CONVOLUTIONS, convolution
+from bronet.layers.registry import CONVOLUTIONS, Kind, Request, convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
@@ -22,6 +22,7 @@ __all__ = [
     "Flatten",
     "Head",
     "Householder",
+    "Kind",
     "L2NormPool",
     "LastLayerNormalized",
     "LipschitzLayer",
@@ -30,6 +31,8 @@ __all__ = [
     "Normalization",
     "OrthogonalHead",
     "PixelUnshuffle",
+    "Request",
     "convolution",
     "frozen",
+    "register_convolution",
 ]
