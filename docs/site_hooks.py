@@ -23,6 +23,7 @@ PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 PICTURES = re.compile(r"\]\(\.\./(results/[\w./-]+)\)")
 DRAWING = re.compile(r'<img alt="([^"]*)" src="(figures/[\w-]+\.svg)" ?/?>')
 
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages at the root, and every file of results/ that a page links to."""
     for name, source in PAGES.items():

@@ -1,5 +1,7 @@
 """The idea in three drawings: what layers do to distances, where balls of proof come from, and what a margin buys."""
 
+from functools import cache
+
 import torch
 from canvas import STYLE, WIDTH, svg
 from matplotlib import rc_context
@@ -180,10 +182,16 @@ def draw_margin(model: LipschitzNetwork, points: Points) -> str:
         return svg(figure, "margin")
 
 
-def draw_idea() -> dict[str, str]:
-    """Return the three drawings by name; training the two networks takes a few seconds."""
+@cache
+def scene() -> tuple[Points, LipschitzNetwork, nn.Sequential]:
+    """Return the points and the two networks trained on them, which takes a few seconds, once."""
     points = three_arms()
-    lipschitz, ordinary = trained_lipschitz(points), trained_ordinary(points)
+    return points, trained_lipschitz(points), trained_ordinary(points)
+
+
+def draw_idea() -> dict[str, str]:
+    """Return the three drawings by name."""
+    points, lipschitz, ordinary = scene()
     proofs = [ordinary_proof(ordinary, points, side=SIDE), lipschitz_proof(lipschitz, points, side=SIDE)]
     titles = [
         f"ordinary network, bound {proofs[0].bound:.0f}\nmedian proved radius {float(proofs[0].radius.median()):.3f}",
