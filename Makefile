@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test browser-test lint format clean
+.PHONY: quickstart test browser-test lint format docs figures clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
@@ -26,8 +26,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+figures: $(READY)
+	$(BIN)/python docs/figures/draw.py
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Made anew when the dependencies change.
 $(READY): pyproject.toml constraints.txt

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
-from bronet.recipe.architecture import BackboneKind
+from bronet.recipe.convolution_kind import BackboneKind
 from jacobian import singular_values
 
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]

@@ -22,7 +22,8 @@ from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.losses import cross_entropy
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe.architecture import BackboneKind, LipConvNetArchitecture
+from bronet.recipe.architecture import LipConvNetArchitecture
+from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import DatasetSpec
 
 ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
@@ -55,8 +56,8 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in ALL_KINDS:
-                raise BronetError(f"layers must be among {', '.join(ALL_KINDS)}, got {kind!r}")
+            if kind not in convolution_kinds():
+                raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
         for name in ("kinds", "sizes", "widths", "kernels"):
             if not getattr(self, name):
                 raise BronetError(f"{name} must hold at least one value, got none")

@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it, so that `bronet --help` ans
 promises to scripts is its exit status; see `bronet.cli.exit_status`.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
 from bronet.cli.export import export
 from bronet.cli.info import info
+from bronet.cli.own_layers import run_layer_file
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
@@ -47,6 +49,15 @@ def bronet(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    layers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--layers",
+            metavar="FILE",
+            help="Run a Python file of your own that registers layers, before the command; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Neural networks whose robustness is proved.
 
@@ -54,6 +65,8 @@ def bronet(
 
     Start here:  bronet quickstart
     """
+    for file in layers or []:
+        run_layer_file(file)
 
 
 # The order of the help page: the order in which a newcomer needs them.
