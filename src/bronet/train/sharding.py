@@ -10,6 +10,7 @@ Optimiser, averages and copies work on the parts, plain tensors: they treat ever
 tensors, so they do not tell how a run was sharded. Sharding loads slowly, so this module imports torch's late.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> 
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    # Layers return views, and none writes into what it is given.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in model.modules():
         if isinstance(module, ReflectorLayer):
