@@ -10,6 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
+from bronet.layers.prepared import ReflectorLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.train.diagnosis import find_bad_layer
@@ -40,7 +41,10 @@ def trained(
 ) -> tuple[CertifiableModel, Lookahead]:
     """Take a few steps: on this process's share of the batch with a sharded network, else on all of it."""
     model = build_model(recipe.model, recipe.data.spec(), device="cpu" if sharded else device).train()
-    forward = TrainingForward(model, recipe, beside=not sharded)
+    forward = TrainingForward(model, recipe, beside=False)
+    for layer in model.modules():
+        if isinstance(layer, ReflectorLayer):
+            layer.sees_all_parameters = False  # as if sharded: every layer inverts for itself
     if sharded:
         processes.centre_over_all(model)
         shard(model, forward, device)

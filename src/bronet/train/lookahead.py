@@ -68,7 +68,7 @@ class Lookahead:
         for parameter, origin in zip(self.parameters, self.origins, strict=True):
             parameter.grad = origin.grad = None
 
-    def take_gradients(self) -> list[Parameter]:
+    def take_gradients(self) -> list[Tensor]:
         """Give each part of a sharded parameter its part of the gradient; return what has one and is stepped on."""
         for parameter, origin in zip(self.parameters, self.origins, strict=True):
             if parameter is not origin:
