@@ -88,6 +88,7 @@ def test_each_process_holds_half_of_lipconvnet_and_steps_like_one() -> None:
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     for report in (first, second):
         assert report["difference"] < ROUNDING
+        assert report["optimizer difference"] < 1e-3
         assert all(0.45 < share < 0.55 for share in report["shares"])
     assert [sum(parts) for parts in zip(first["shares"], second["shares"], strict=True)] == pytest.approx([1, 1, 1])
     reasons = {first["breaks"], second["breaks"]}
