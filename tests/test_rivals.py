@@ -197,6 +197,15 @@ def test_cpl_proof_divides_by_a_proved_norm_where_the_estimate_is_too_small() ->
     assert_bound_holds(layer, 3, (5, 5))
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_every_parameter_gets_a_gradient(kind: str, k: int) -> None:
+    """One that never did would have no optimiser state, and processes would wait for its gradient."""
+    layer = build(kind, 4, 6, k).train()
+    layer(draw(2, 4, 4, 4)).pow(2).sum().backward()
+    assert all(parameter.grad is not None and parameter.numel() for parameter in layer.parameters())
+
+
 def test_sll_weights_q_change_the_layer_but_never_the_bound() -> None:
     layer = SLLConv2d(4, 4, hidden_channels=6, dtype=torch.float64)
     x = draw(1, 4, 5, 5)

@@ -63,6 +63,9 @@ def train(
     share_transforms: Annotated[
         bool, typer.Option("--share-transforms", help="Let the processes of torchrun share parameter transforms.")
     ] = False,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Shard parameters and optimiser over the processes of torchrun.")
+    ] = False,
 ) -> None:
     """Train the network of a recipe.
 
@@ -89,7 +92,11 @@ def train(
         overwrite=overwrite,
         command=typed_command(),
         options=RunOptions(
-            workers=workers, deterministic=deterministic, track=track, share_transforms=share_transforms
+            workers=workers,
+            deterministic=deterministic,
+            track=track,
+            share_transforms=share_transforms,
+            fsdp=fsdp,
         ),
     )
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes speaks for all
