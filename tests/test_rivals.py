@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
+from bronet.ortho.rescaling import absolute_sums
 from bronet.recipe.convolution_kind import BackboneKind
 from jacobian import singular_values
 
@@ -260,3 +261,13 @@ def test_images_of_other_channels_are_refused(kind: str) -> None:
 def test_a_bound_that_needs_a_size_says_so() -> None:
     with pytest.raises(BronetError, match="input_size must be given to bound a LOTConv2d"):
         build("lot", 4, 4).lipschitz_bound()
+
+
+def test_sums_of_the_rescaling_are_those_of_the_autocorrelation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for k in (1, 2, 3, 5):
+        kernel = torch.randn(6, 4, k, k, dtype=torch.float64, generator=generator)
+        q = torch.rand(4, dtype=torch.float64, generator=generator) + 0.5
+        columns = kernel.transpose(0, 1)
+        gram = torch.nn.functional.conv2d(columns, columns, padding=k - 1)
+        torch.testing.assert_close(absolute_sums(kernel, q), (gram.abs().sum((2, 3)) @ q) / q)

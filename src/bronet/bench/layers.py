@@ -12,7 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -216,6 +217,28 @@ def csv_text(rows: Sequence[LayerRow]) -> str:
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     return buffer.getvalue()
+
+
+def read_rows(path: Path) -> list[LayerRow]:
+    """Return the rows of a file that `csv_text` wrote."""
+    types = get_type_hints(LayerRow)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                LayerRow(**{name: _cell(cells[name], types[name]) for name in types}) for cells in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, KeyError, ValueError) as error:
+        raise BronetError(f"rows must be a layers.csv of bronet bench layers, got {path} ({error})") from None
+
+
+def _cell(text: str, kind: object) -> Any:
+    if kind is str:
+        return text
+    if not text:
+        if kind is int:
+            raise ValueError("an empty cell where a number must be")
+        return None
+    return int(text) if kind in (int, int | None) else float(text)
 
 
 def json_text(rows: Sequence[LayerRow], *, facts: dict[str, object]) -> str:
