@@ -83,6 +83,7 @@ class Session:
         self.names: dict[str, object] = {"__name__": "__main__"}
         shutil.copytree(ROOT / "examples", folder / "examples")
         patch.chdir(folder)
+        patch.delenv("BRONET_DATA", raising=False)  # a stranger has no data yet
 
     def follow(self, block: Block) -> None:
         """Do what a block says."""

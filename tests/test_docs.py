@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PATH = re.compile(r"`((?:src|tests|docs|results)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
+PATH = re.compile(r"`((?:src|tests|docs|results|examples)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
 TEST = re.compile(r"`(test_\w+)(?:\[[^`]*\])?`")
 
 

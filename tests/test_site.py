@@ -75,6 +75,13 @@ def is_outside(address: str) -> bool:
     return bool(urlsplit(address).netloc)
 
 
+def test_the_reader_of_pages_sees_what_is_loaded_and_what_is_linked() -> None:
+    page = Page('<img src="https://a.b/c.png"><script src="//a.b/d.js"></script><a href="e.html#f" id="g">h</a>')
+    assert [is_outside(address) for address in page.loaded] == [True, True]
+    assert (page.linked, page.anchors) == (["e.html#f"], {"g"})
+    assert not is_outside("assets/style.css")
+
+
 def test_every_page_is_on_the_site(site: Path) -> None:
     wanted = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"contributing", "changelog"}
     assert wanted == {path.stem for path in site.glob("*.html")} - {"404"}
