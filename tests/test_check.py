@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from bronet import BronetError, check, convert, create_model, prove
+from bronet import BROConv2d, BronetError, check, convert, create_model, prove
 from bronet.cli import app
 from bronet.foreign.bounds import _SLOPES, bound_of
 from bronet.recipe import named_recipe
@@ -108,6 +108,29 @@ def test_a_model_that_is_no_chain_still_shows_the_bounds_of_its_layers() -> None
     assert "forward: add must take only the output of the step before it" in found.explanation
     assert [layer.path for layer in found.layers] == ["conv", "last"]
     assert all(layer.bound is not None for layer in found.layers)
+
+
+class Recurrent(nn.Module):
+    """Rows of the image as a sequence, behind a Lipschitz layer: what comes back from torch's LSTM is a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rows, self.last = BROConv2d(2, 4), nn.LSTM(144, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, _ = self.rows(self.first(x).flatten(1)[:, None])
+        return self.last(rows[:, -1])
+
+
+def test_layers_of_any_kind_are_listed_once_each() -> None:
+    found = check(Recurrent(), SHAPE)
+    assert [(layer.path, layer.kind, layer.bound is None) for layer in found.layers] == [
+        ("first", "BROConv2d", False),
+        ("rows", "LSTM", True),
+        ("last", "Linear", False),
+    ]
+    assert found.spoiler == found.layers[1]
+    assert check(nn.Linear(3, 2), (3,)).layers[0].path == "Linear"
 
 
 def test_a_certifiable_model_shows_its_proof() -> None:

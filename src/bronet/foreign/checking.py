@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.foreign.bounds import bound_of
-from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
+from bronet.foreign.steps import Step, is_single, kind_of, output_shape, read_steps
 from bronet.models import CertifiableModel
 from bronet.proof.rounding import up
 
@@ -147,14 +147,15 @@ def _chain(steps: Sequence[Step], shape: tuple[int, ...]) -> Checked:
 
 @torch.no_grad()
 def _leaves(model: nn.Module, shape: tuple[int, ...]) -> tuple[LayerCheck, ...]:
-    """Return the bounds of all modules without parts that a forward pass calls, in the order of the calls."""
+    """Return the bounds of all single modules that a forward pass calls, in the order of the calls."""
     calls: list[tuple[nn.Module, tuple[int, ...], tuple[int, ...]]] = []
 
     def record(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-            calls.append((module, tuple(inputs[0].shape[1:]), tuple(output.shape[1:])))
+        if inputs and isinstance(inputs[0], Tensor):
+            behind = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
+            calls.append((module, tuple(inputs[0].shape[1:]), behind))
 
-    paths = {module: path for path, module in model.named_modules() if not any(True for _ in module.children())}
+    paths = dict(_singles(model, ""))
     hooks = [module.register_forward_hook(record) for module in paths]
     try:
         output_shape(Step(type(model).__name__, model), shape)
@@ -166,6 +167,16 @@ def _leaves(model: nn.Module, shape: tuple[int, ...]) -> tuple[LayerCheck, ...]:
         bound = bound_of(module, before)
         found.append(LayerCheck(paths[module], kind_of(module).__name__, behind, bound.value, bound.reason))
     return tuple(found)
+
+
+def _singles(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parts of a model that are one step each, or have no parts, with their paths."""
+    parts = list(module.named_children())
+    if is_single(module) or not parts:
+        yield module, path
+        return
+    for name, part in parts:
+        yield from _singles(part, f"{path}.{name}" if path else name)
 
 
 def _product(layers: Sequence[LayerCheck]) -> float | None:

@@ -54,6 +54,7 @@ _FUNCTIONS: dict[Callable[..., Any] | str, Callable[..., nn.Module]] = {
     **dict.fromkeys((torch.flatten, "flatten"), nn.Flatten),
 }
 _DROPOUTS = (F.dropout, F.dropout2d)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FLATTENING = ("view", "reshape")
 
 
@@ -61,13 +62,19 @@ class _Reader(fx.Tracer):
     """Symbolic tracing in which our layers are single steps, like torch's own."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (LipschitzLayer, Block)) or super().is_leaf_module(m, module_qualified_name)
+        return is_single(m) or isinstance(m, Block)
+
+
+def is_single(module: nn.Module) -> bool:
+    """Whether a module is one step: a Lipschitz layer, or one of torch's own that is no container."""
+    own = kind_of(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
+    return own or isinstance(module, LipschitzLayer)
 
 
 def read_steps(model: nn.Module) -> list[Step]:
     """Return the steps of a model's forward in order, or raise naming the place where it is no chain."""
-    if isinstance(model, LipschitzLayer) or _Reader().is_leaf_module(model, ""):
-        return list(_expanded("", model))
+    if is_single(model):
+        return [Step(kind_of(model).__name__, model)]
     try:
         graph = _Reader().trace(model)
     except Exception as error:  # whatever the model's own code raises when it meets a symbol
