@@ -1,6 +1,7 @@
 """The documentation speaks of what exists: files, tests, and the tests that the tables name."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def test_the_rivals_page_shows_the_committed_comparison() -> None:
         own = [row for row in rows if row["layer"] == layer]
         times = [" / ".join(f"{1000 * float(row[name]):.1f}" for row in own) for name in TIMES]
         assert line.split(" | ")[1:3] == times
+
+
+def test_the_training_page_shows_the_committed_speed_of_the_data_path() -> None:
+    found = json.loads((ROOT / "results" / "bench" / "data-path.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"{found['images_per_second_real']:.0f} images per second" in page
+    assert f"against {found['images_per_second_fixed']:.0f} with fixed tensors: {100 * found['ratio']:.1f} %" in page
 
 
 def test_every_item_of_the_paper_map_has_a_file_and_a_test() -> None:
