@@ -91,7 +91,7 @@ def test_a_folder_without_a_run_is_one_line(command: str, empty_folder: Path) ->
 
 
 def test_reporting_what_is_not_certified_is_one_line() -> None:
-    assert "certificate.json" in refusal("report", "nowhere")
+    assert "nowhere must be the folder of a run" in refusal("report", "nowhere")
 
 
 @pytest.mark.parametrize(

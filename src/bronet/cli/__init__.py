@@ -16,6 +16,7 @@ from bronet.cli.certify import certify
 from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
 from bronet.cli.info import info
+from bronet.cli.publish import publish, round_weights
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
@@ -60,6 +61,8 @@ app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(analyze, name="analyze")
+app.command("round")(round_weights)
+app.command()(publish)
 app.command()(info)
 
 

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from bronet.cli.options import run_folder
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of certified runs.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Certified runs.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder of the comparison, when there are several runs.")] = Path(
         "report"
     ),
@@ -26,6 +28,7 @@ def report(
     from bronet.report.table import summarize
 
     console = open_console()
+    runs = [run_folder(run) for run in runs]
     summaries = [summarize(read_evidence(run)) for run in runs]
     written = list(write_report(runs[0])) if len(runs) == 1 else write_comparison(summaries, out)
     show_results(console, summaries)

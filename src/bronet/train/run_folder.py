@@ -35,8 +35,11 @@ ARTEFACTS = (
     "certificate.json",
     "certificate-train.csv",
     "certificate-train.json",
+    "certificate-sample.csv",
+    "certificate-sample.json",
     "targeted.csv",
     "targeted-train.csv",
+    "targeted-sample.csv",
 )
 
 Json = dict[str, object]
