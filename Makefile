@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test lint format pages clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
@@ -20,6 +20,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The numbers of these pages, computed anew from results/.
+pages: $(READY)
+	$(BIN)/bronet report --fill README.md --fill docs/results.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

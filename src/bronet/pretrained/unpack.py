@@ -26,5 +26,9 @@ def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
         return run
     run = create_run(out, network.recipe)
     replace_text(run.record, json.dumps({**network.record, "pretrained": network.name}, indent=2) + "\n")
-    replace_file(run.weights, lambda temporary: shutil.copyfile(network.weights, temporary) and None)
+
+    def copy(temporary: Path) -> None:
+        shutil.copyfile(network.weights, temporary)
+
+    replace_file(run.weights, copy)
     return run
