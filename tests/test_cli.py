@@ -13,7 +13,7 @@ from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.recipe import from_text, named_recipe, override, recipe_names, sweep_names, to_text
 
-COMMANDS = ("quickstart", "train", "certify", "report", "verify", "attack", "recipes", "info")
+COMMANDS = ("quickstart", "train", "certify", "report", "verify", "attack", "recipes", "round", "publish", "info")
 HELP_SECONDS = 0.5
 HEAVY = ("torch", "numpy", "matplotlib")
 QUICK = "digits/quickstart"

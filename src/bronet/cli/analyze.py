@@ -74,7 +74,7 @@ def cr_landscape(
     data = find_network(run).recipe.data
     chosen = load_images(data, chosen_split(split, data, data_dir=data_dir).value, data_dir=data_dir)
     place = device_name(Device.AUTO)
-    with counting(open_console(), points * points, "evaluating") as show:
+    with counting(open_console(), points * points, "evaluating", things="points") as show:
         rows = experiment.measure(load_pretrained(run, device=place), chosen.to(place), setting, show)
     _write(out, "cr-landscape", experiment.csv_text(rows), experiment.draw(rows))
 
@@ -119,7 +119,7 @@ def theorem1(
 
     shares = tuple(noise) if noise else (0.0, 0.5)
     setting = experiment.TheoremSetting(tau=tau, noise=shares, steps=steps, seed=seed)
-    with counting(open_console(), len(shares) * len(setting.lipschitz), "trained") as show:
+    with counting(open_console(), len(shares) * len(setting.lipschitz), "training", things="networks") as show:
         rows = experiment.measure(setting, show)
     _write(out, "theorem1", experiment.csv_text(rows), experiment.draw(rows))
 

@@ -38,10 +38,10 @@ def say(console: Console, line: str) -> None:
 
 
 @contextmanager
-def counting(console: Console, total: int, doing: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of doing something to `total` images; the block calls what it gets with the number done."""
+def counting(console: Console, total: int, doing: str, *, things: str = "images") -> Iterator[Callable[[int], None]]:
+    """Show the progress of doing something to `total` things; the block calls what it gets with the number done."""
     if not console.is_terminal:
-        yield _lines(console, total, doing)
+        yield _lines(console, total, doing, things)
         return
     bar = Progress(
         SpinnerColumn(),
@@ -107,7 +107,7 @@ def _of_one(summary: Summary) -> Table:
     return table
 
 
-def _lines(console: Console, total: int, doing: str) -> Callable[[int], None]:
+def _lines(console: Console, total: int, doing: str, things: str) -> Callable[[int], None]:
     """Return a function that prints a line whenever another tenth is done."""
     shown = 0
 
@@ -116,6 +116,6 @@ def _lines(console: Console, total: int, doing: str) -> Callable[[int], None]:
         tenth = done * LINES_WITHOUT_TERMINAL // total
         if tenth > shown:
             shown = tenth
-            say(console, f"{doing}: {done:,} of {total:,} images")
+            say(console, f"{doing}: {done:,} of {total:,} {things}")
 
     return show

@@ -12,6 +12,8 @@ from bronet.report.published import BUDGETS, PublishedRun, runs_of
 
 LOSS_TABLE = 6
 """The table whose three rows the figures show."""
+FURTHEST = 1.0
+"""Radius at which Figure 3 ends: beyond it almost no image is certified."""
 
 
 def loss_runs(runs: Sequence[PublishedRun]) -> dict[str, PublishedRun]:
@@ -28,7 +30,7 @@ def draw_figure(number: int, runs: Sequence[PublishedRun]) -> Figure:
     """Return Figure 3 (curves) or Figure 12 (margins; of training images, where those were certified)."""
     found = loss_runs(runs)
     if number == 3:
-        return draw_curve({name: run.evidence.rows for name, run in found.items()}, BUDGETS)
+        return draw_curve({name: run.evidence.rows for name, run in found.items()}, BUDGETS, furthest=FURTHEST)
     if number == 12:
         return draw_margins({name: (run.evidence.train_rows, run.evidence.rows) for name, run in found.items()})
     raise BronetError(f"--figure must be 3 or 12, got {number}; bronet analyze draws 1, 10, 11 and 13")
