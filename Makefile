@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test browser-test lint format docs figures clean
+.PHONY: quickstart test browser-test lint format docs figures pages clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
@@ -32,6 +32,10 @@ docs: $(READY)
 
 figures: $(READY)
 	$(BIN)/python docs/figures/draw.py
+
+# The numbers of these pages, computed anew from results/.
+pages: $(READY)
+	$(BIN)/bronet report --fill README.md --fill docs/results.md
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

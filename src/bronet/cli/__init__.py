@@ -20,6 +20,7 @@ from bronet.cli.exit_status import Commands
 from bronet.cli.export import export
 from bronet.cli.info import info
 from bronet.cli.own_layers import run_layer_file
+from bronet.cli.publish import publish, round_weights
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
@@ -77,6 +78,8 @@ app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(analyze, name="analyze")
 app.command()(check)
+app.command("round")(round_weights)
+app.command()(publish)
 app.command()(info)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli.options import (
+    RUNS,
     DataDirOption,
     Device,
     DeviceOption,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from bronet.recipe import Recipe
     from bronet.train import RunFolder, RunOptions
 
-RUNS = Path("runs")
 RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
 
 
