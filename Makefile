@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test browser-test lint format docs figures pages clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+# Without Chromium `make test` leaves these out; here it is installed first (Debian, as root).
+browser-test: $(READY)
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	$(BIN)/python -m pytest tests/test_web_browser.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -21,8 +26,19 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+figures: $(READY)
+	$(BIN)/python docs/figures/draw.py
+
+# The numbers of these pages, computed anew from results/.
+pages: $(READY)
+	$(BIN)/bronet report --fill README.md --fill docs/results.md
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Made anew when the dependencies change.
 $(READY): pyproject.toml constraints.txt

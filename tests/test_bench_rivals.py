@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,19 @@ def test_sweep_measures_every_shape_once_and_draws_it() -> None:
         assert figure_bytes(draw(rows), "png").startswith(PNG)
     growth = layer_figures.growth(rows)
     assert [line[:2] for line in growth] == [["bro", "width 2 -> 4"], ["standard", "width 2 -> 4"]]
+
+
+def test_rows_read_back_as_they_were_measured(tmp_path: Path) -> None:
+    sweep = layers.Sweep(kinds=("standard",), sizes=(32,), widths=(2,), kernels=(3,), batch=1, repeats=1)
+    measured = [
+        replace(row, train_seconds=seconds) for row in layers.measure(sweep, device="cpu") for seconds in (None, 0.25)
+    ]
+    path = tmp_path / "layers.csv"
+    path.write_text(layers.csv_text(measured))
+    assert layers.read_rows(path) == measured
+    path.write_text("layer,size\nbro,32\n")
+    with pytest.raises(BronetError, match=r"rows must be a layers\.csv"):
+        layers.read_rows(path)
 
 
 def test_a_layer_that_fails_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.recipe import from_text, named_recipe, override, recipe_names, sweep_names, to_text
 
-COMMANDS = ("quickstart", "train", "certify", "report", "verify", "attack", "recipes", "info")
+COMMANDS = (
+    *("quickstart", "train", "certify", "report", "verify", "attack", "serve", "export", "recipes"),
+    *("check", "round", "publish", "info"),
+)
 HELP_SECONDS = 0.5
 HEAVY = ("torch", "numpy", "matplotlib")
 QUICK = "digits/quickstart"
@@ -91,7 +94,7 @@ def test_a_folder_without_a_run_is_one_line(command: str, empty_folder: Path) ->
 
 
 def test_reporting_what_is_not_certified_is_one_line() -> None:
-    assert "certificate.json" in refusal("report", "nowhere")
+    assert "nowhere must be the folder of a run" in refusal("report", "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """The documentation speaks of what exists: files, tests, and the tests that the tables name."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PATH = re.compile(r"`((?:src|tests|docs|results)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
+PATH = re.compile(r"`((?:src|tests|docs|results|examples)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
+TIMES = ("train_seconds", "inference_seconds")
 TEST = re.compile(r"`(test_\w+)(?:\[[^`]*\])?`")
 
 
@@ -40,6 +42,25 @@ def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
     assert rows
     for row in rows:
         assert f"{float(row['median_ms']):.2f} ms" in page, row
+
+
+def test_the_rivals_page_shows_the_committed_comparison() -> None:
+    page = (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
+    assert (ROOT / "results" / "bench" / "equal-budget" / "equal-budget.md").read_text(encoding="utf-8") in page
+    with (ROOT / "results" / "bench" / "layers" / "layers.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["size"], row["kernel"]) == ("32", "3")]
+    for layer in {row["layer"] for row in rows}:
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{layer}` | ") and line.count(" / ") == 6)
+        own = [row for row in rows if row["layer"] == layer]
+        times = [" / ".join(f"{1000 * float(row[name]):.1f}" for row in own) for name in TIMES]
+        assert line.split(" | ")[1:3] == times
+
+
+def test_the_training_page_shows_the_committed_speed_of_the_data_path() -> None:
+    found = json.loads((ROOT / "results" / "bench" / "data-path.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"{found['images_per_second_real']:.0f} images per second" in page
+    assert f"against {found['images_per_second_fixed']:.0f} with fixed tensors: {100 * found['ratio']:.1f} %" in page
 
 
 def test_every_item_of_the_paper_map_has_a_file_and_a_test() -> None:

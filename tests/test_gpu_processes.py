@@ -9,8 +9,11 @@ import torch.distributed as dist
 from bronet import BROConv2d
 from bronet.layers.prepared import prepared_inverses
 from bronet.ortho.spd import inverting_by, symmetric_inverse
+from bronet.recipe import named_recipe, override
+from bronet.train.nadam import FusedNAdam
 from bronet.train.processes import BACKENDS, Processes
 from bronet.train.shared_transforms import sharing
+from sharded_steps import largest_difference, trained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,3 +57,17 @@ def test_sums_over_all_go_through_the_device_of_their_numbers() -> None:
         total = x.clone()
         dist.all_reduce(total)  # as `Processes.sum` does where there are several
         assert torch.equal(total, x)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("backbone", ["bro", "lipreg"])
+def test_a_sharded_network_trains_like_a_whole_one(precision: str, backbone: str) -> None:
+    """BRONet with LA and EMMA, fused NAdam in Lookahead: gathered, stepped on and cut by FSDP, in a group of one."""
+    values = [f"train.precision={precision}", f"model.backbone={backbone}", "model.width=16", "model.depth=2"]
+    recipe = override(named_recipe("digits/quickstart"), values)
+    device = torch.device("cuda", 0)
+    sharded, optimizer = trained(recipe, ALONE, device, sharded=True)
+    whole, _ = trained(recipe, ALONE, device, sharded=False)
+    assert isinstance(optimizer.optimizer, FusedNAdam)
+    assert largest_difference(sharded.state_dict(), whole.state_dict()) < (1e-3 if precision == "float32" else 0.1)

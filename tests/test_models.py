@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bronet import BronetError, build_model, create_model, prove
+from bronet import BROConv2d, BROLinear, BronetError, build_model, create_model, prove
 from bronet.recipe.architecture import NAMED, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DATASETS, DatasetSpec
 
@@ -77,6 +77,18 @@ SMALL = [
         DatasetSpec("text-order", 3, 32, 32, 7, 255),
     ),
 ]
+
+
+def test_every_reflector_of_lipconvnet_starts_as_the_identity_kernel() -> None:
+    """The head, too: from small normals its gradient, which grows as 1/|V|, ended training in NaN."""
+    model = build_model(LipConvNetArchitecture(depth=10, width=4, head="bro"), SMALL[-2][1])
+    reflectors = [m for m in model.modules() if isinstance(m, BROConv2d | BROLinear)]
+    assert len(reflectors) == 11
+    for layer in reflectors:
+        weight = layer.weight.detach()
+        centre = weight if weight.ndim == 2 else weight[..., weight.shape[-2] // 2, weight.shape[-1] // 2]
+        assert torch.equal(centre, torch.eye(*centre.shape))
+        assert weight.count_nonzero() == centre.shape[1]
 
 
 @pytest.mark.parametrize(("architecture", "spec"), SMALL, ids=lambda value: getattr(value, "name", None))

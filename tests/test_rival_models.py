@@ -9,8 +9,9 @@ from bronet import BronetError, build_model, create_model, prove
 from bronet.layers import CONVOLUTIONS
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.dataset import DatasetSpec, dataset_spec
 from bronet.recipe.text import from_text, to_text
+from bronet.train.forward import TrainingForward
 
 COUNTS = [  # millions of parameters in Tables 1 and 3
     ("soc-20", "cifar10", 27),
@@ -86,6 +87,14 @@ STACKS = [
 @pytest.mark.parametrize("architecture", STACKS, ids=lambda a: a.layer)
 def test_stack_is_lipschitz_with_its_proved_constant(architecture: StackArchitecture) -> None:
     assert_lipschitz(architecture, TINY)
+
+
+def test_estimates_run_beside_the_forward_pass_only_where_it_does_not_read_them() -> None:
+    recipe, spec = named_recipe("digits/quickstart"), dataset_spec("digits")
+    assert isinstance(recipe.model, BRONetArchitecture)
+    for kind, beside in (("bro", True), ("lipreg", True), ("cpl", False)):
+        model = build_model(replace(recipe.model, backbone=kind), spec)
+        assert TrainingForward(model, recipe).estimates_beside is beside
 
 
 def test_stack_survives_a_recipe_file() -> None:

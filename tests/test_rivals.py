@@ -8,7 +8,8 @@ from torch.testing import assert_close
 from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
-from bronet.recipe.architecture import BackboneKind
+from bronet.ortho.rescaling import absolute_sums
+from bronet.recipe.convolution_kind import BackboneKind
 from jacobian import singular_values
 
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
@@ -197,6 +198,15 @@ def test_cpl_proof_divides_by_a_proved_norm_where_the_estimate_is_too_small() ->
     assert_bound_holds(layer, 3, (5, 5))
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_every_parameter_gets_a_gradient(kind: str, k: int) -> None:
+    """One that never did would have no optimiser state, and processes would wait for its gradient."""
+    layer = build(kind, 4, 6, k).train()
+    layer(draw(2, 4, 4, 4)).pow(2).sum().backward()
+    assert all(parameter.grad is not None and parameter.numel() for parameter in layer.parameters())
+
+
 def test_sll_weights_q_change_the_layer_but_never_the_bound() -> None:
     layer = SLLConv2d(4, 4, hidden_channels=6, dtype=torch.float64)
     x = draw(1, 4, 5, 5)
@@ -251,3 +261,13 @@ def test_images_of_other_channels_are_refused(kind: str) -> None:
 def test_a_bound_that_needs_a_size_says_so() -> None:
     with pytest.raises(BronetError, match="input_size must be given to bound a LOTConv2d"):
         build("lot", 4, 4).lipschitz_bound()
+
+
+def test_sums_of_the_rescaling_are_those_of_the_autocorrelation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for k in (1, 2, 3, 5):
+        kernel = torch.randn(6, 4, k, k, dtype=torch.float64, generator=generator)
+        q = torch.rand(4, dtype=torch.float64, generator=generator) + 0.5
+        columns = kernel.transpose(0, 1)
+        gram = torch.nn.functional.conv2d(columns, columns, padding=k - 1)
+        torch.testing.assert_close(absolute_sums(kernel, q), (gram.abs().sum((2, 3)) @ q) / q)

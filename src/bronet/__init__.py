@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from bronet.models import CertifiableModel as CertifiableModel
     from bronet.models import build_model as build_model
     from bronet.models import create_model as create_model
+    from bronet.pretrained import load_pretrained as load_pretrained
+    from bronet.pretrained import save_pretrained as save_pretrained
 
 _HOMES = {
     "BROConv2d": "bronet.layers",
@@ -44,7 +46,9 @@ _HOMES = {
     "create_model": "bronet.models",
     "frozen": "bronet.layers",
     "l2_pgd": "bronet.attack",
+    "load_pretrained": "bronet.pretrained",
     "prove": "bronet.certify",
+    "save_pretrained": "bronet.pretrained",
 }
 _ROOMS = (
     "attack",
@@ -56,6 +60,7 @@ _ROOMS = (
     "losses",
     "models",
     "ortho",
+    "pretrained",
     "recipe",
     "report",
     "train",

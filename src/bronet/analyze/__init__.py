@@ -1,1 +1,1 @@
-"""Experiments on single layers: questions about a construction, answered with rows and a figure."""
+"""Experiments behind single figures and claims of the paper: losses, landscapes, capacity, LOT's iteration."""

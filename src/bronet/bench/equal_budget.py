@@ -24,7 +24,8 @@ from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
-from bronet.recipe.architecture import Architecture, BackboneKind, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import Recipe, parse_budget
 
@@ -46,8 +47,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in ALL_KINDS:
-                raise BronetError(f"layers must be among {', '.join(ALL_KINDS)}, got {kind!r}")
+            if kind not in convolution_kinds():
+                raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
         if self.images < 1:
             raise BronetError(f"images must be at least 1, got {self.images}")
         if self.dataset not in ("cifar10", "cifar100", "digits"):
@@ -124,11 +125,11 @@ def recipe_of(comparison: Comparison, kind: str) -> Recipe:
     if comparison.dataset == "digits":
         recipe = named_recipe("digits/quickstart")
         assert isinstance(recipe.model, BRONetArchitecture)
-        architecture = replace(recipe.model, backbone=kind)  # type: ignore[arg-type]
+        architecture = replace(recipe.model, backbone=kind)
     else:
         recipe = named_recipe(f"{comparison.dataset}/lipconvnet-5-32")
         recipe = replace(recipe, train=replace(recipe.train, batch_size=_CIFAR_BATCH))
-        architecture = LipConvNetArchitecture(depth=5, width=16, backbone=kind)  # type: ignore[arg-type]
+        architecture = LipConvNetArchitecture(depth=5, width=16, backbone=kind)
     # The digits' network has a regularised stem, so EMMA stays on for all of its layers.
     emma = kind == "lipreg" or comparison.dataset == "digits"
     return replace(

@@ -12,7 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.losses import cross_entropy
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe.architecture import BackboneKind, LipConvNetArchitecture
+from bronet.recipe.architecture import LipConvNetArchitecture
+from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import DatasetSpec
 
 ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
@@ -55,8 +57,8 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in ALL_KINDS:
-                raise BronetError(f"layers must be among {', '.join(ALL_KINDS)}, got {kind!r}")
+            if kind not in convolution_kinds():
+                raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
         for name in ("kinds", "sizes", "widths", "kernels"):
             if not getattr(self, name):
                 raise BronetError(f"{name} must hold at least one value, got none")
@@ -215,6 +217,28 @@ def csv_text(rows: Sequence[LayerRow]) -> str:
     writer.writeheader()
     writer.writerows(asdict(row) for row in rows)
     return buffer.getvalue()
+
+
+def read_rows(path: Path) -> list[LayerRow]:
+    """Return the rows of a file that `csv_text` wrote."""
+    types = get_type_hints(LayerRow)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [
+                LayerRow(**{name: _cell(cells[name], types[name]) for name in types}) for cells in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, KeyError, ValueError) as error:
+        raise BronetError(f"rows must be a layers.csv of bronet bench layers, got {path} ({error})") from None
+
+
+def _cell(text: str, kind: object) -> Any:
+    if kind is str:
+        return text
+    if not text:
+        if kind is int:
+            raise ValueError("an empty cell where a number must be")
+        return None
+    return int(text) if kind in (int, int | None) else float(text)
 
 
 def json_text(rows: Sequence[LayerRow], *, facts: dict[str, object]) -> str:

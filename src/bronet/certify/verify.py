@@ -43,7 +43,7 @@ def verify_run(
     data_dir: Path | str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
-    """Confirm the certificate of a run folder (of its test split) or of one JSON file, or raise naming what differs."""
+    """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs."""
     facts_file = _facts_file(Path(path))
     facts, run = read_certificate(facts_file), open_run(facts_file.parent)
     files = CertificateFiles.of(run.path, str(facts["split"]))
@@ -105,8 +105,11 @@ def _differs(what: str, found: object, recorded: object) -> BronetError:
 
 
 def _facts_file(path: Path) -> Path:
-    """Return a certificate's own file; of a run folder, that of the test split."""
-    return path if path.suffix == ".json" else CertificateFiles.of(path, "test").facts
+    """Return a certificate's own file; of a run folder, that of the test split or else of the sample."""
+    if path.suffix == ".json":
+        return path
+    test, sample = (CertificateFiles.of(path, split).facts for split in ("test", "sample"))
+    return sample if sample.exists() and not test.exists() else test
 
 
 def read_certificate(path: Path) -> Json:

@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it, so that `bronet --help` ans
 promises to scripts is its exit status; see `bronet.cli.exit_status`.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +19,12 @@ from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands
 from bronet.cli.export import export
 from bronet.cli.info import info
+from bronet.cli.own_layers import run_layer_file
+from bronet.cli.publish import publish, round_weights
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
 from bronet.cli.report import report
+from bronet.cli.serve import serve
 from bronet.cli.train import train
 from bronet.cli.verify import verify
 
@@ -46,6 +50,15 @@ def bronet(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    layers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--layers",
+            metavar="FILE",
+            help="Run a Python file of your own that registers layers, before the command; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Neural networks whose robustness is proved.
 
@@ -53,16 +66,20 @@ def bronet(
 
     Start here:  bronet quickstart
     """
+    for file in layers or []:
+        run_layer_file(file)
 
 
 # The order of the help page: the order in which a newcomer needs them.
-for command in (quickstart, train, certify, report, verify, attack, export):
+for command in (quickstart, train, certify, report, verify, attack, serve, export):
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(analyze, name="analyze")
 app.command()(check)
+app.command("round")(round_weights)
+app.command()(publish)
 app.command()(info)
 
 

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli.exit_status import ExitStatus
-from bronet.cli.options import DataDirOption, Device, DeviceOption, RunArgument, Split, device_name, typed_command
+from bronet.cli.options import (
+    DataDirOption,
+    Device,
+    DeviceOption,
+    RunArgument,
+    SplitOption,
+    chosen_split,
+    device_name,
+    run_folder,
+    typed_command,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +57,7 @@ def attack(
     kind: Annotated[
         AttackKind, typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent.")
     ] = AttackKind.AUTOATTACK,
-    split: Annotated[Split, typer.Option("--split", help="Which images.")] = Split.TEST,
+    split: SplitOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
     ] = None,
@@ -74,12 +84,15 @@ def attack(
     from bronet.train import open_run
 
     console = open_console()
+    run = run_folder(run)
+    data = open_run(run).recipe().data
+    images = chosen_split(split, data, data_dir=data_dir).value
     plans = [
         AttackPlan(
             attack=kind.value,
             norm=norm.value,
             eps=radius,
-            split=split.value,
+            split=images,
             steps=steps,
             restarts=restarts,
             seed=seed,
@@ -88,7 +101,7 @@ def attack(
         for radius in eps or [DEFAULT_EPS]
     ]
     place = device_name(device)
-    total = len(load_images(open_run(run).recipe().data, split.value, limit=limit, data_dir=data_dir))
+    total = len(load_images(data, images, limit=limit, data_dir=data_dir))
     for plan in plans:
         try:
             with counting(console, total, "attacking") as show:

@@ -26,6 +26,9 @@ def layers(
     kernel: Annotated[list[int] | None, typer.Option("--kernel", help="A kernel size.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Images per batch.")] = None,
     repeats: Annotated[int | None, typer.Option("--repeats", help="Timed runs; the median counts.")] = None,
+    rows_from: Annotated[
+        list[Path] | None, typer.Option("--rows", help="Measure nothing: draw the rows of this layers.csv; repeatable.")
+    ] = None,
     device: DeviceOption = Device.AUTO,
 ) -> None:
     """Time every layer in LipConvNet over size, width and kernel (Figures 2, 5, 6; Table 8).
@@ -54,12 +57,14 @@ def layers(
         repeats=repeats or sweep.repeats,
     )
     console = open_console()
-    rows = []
-    for row in layers.measure(sweep, device=device_name(device)):
+    rows = [row for path in rows_from or () for row in layers.read_rows(path)]
+    for row in layers.measure(sweep, device=device_name(device)) if not rows_from else ():
         rows.append(row)
         replace_text(out / "layers.csv", layers.csv_text(rows))  # as they come: a later failure loses none
         seconds = row.memory_kind if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
         say(console, f"{row.layer:9s} s={row.size} width={row.width} k={row.kernel}  training step {seconds}")
+    if not rows:
+        raise BronetError("rows must hold at least one measurement, got none")
     figures = {
         "figure-2": layer_figures.figure_2(rows),
         "figure-5": layer_figures.figure_5(rows),

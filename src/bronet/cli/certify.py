@@ -11,20 +11,41 @@ from bronet.cli.options import (
     Device,
     DeviceOption,
     DownloadOption,
-    RunArgument,
     Split,
+    SplitOption,
+    chosen_split,
     device_name,
     fetch_dataset,
+    run_folder,
     typed_command,
 )
+from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def certify(
-    run: RunArgument,
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False),
+    ] = None,
     *,
+    pretrained: Annotated[
+        Path | None,
+        typer.Option(
+            "--pretrained",
+            metavar="NAME",
+            help="A pretrained network, by name or folder, in place of RUN.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Run folder of a pretrained network. Default: runs/NAME, with dashes.", show_default=False
+        ),
+    ] = None,
     eps: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,7 +55,7 @@ def certify(
             show_default=False,
         ),
     ] = None,
-    split: Annotated[Split, typer.Option("--split", help="Which images.")] = Split.TEST,
+    split: SplitOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
     ] = None,
@@ -53,14 +74,20 @@ def certify(
     Example:  bronet certify runs/quickstart --eps 1/4 --eps 1/2
 
     Computed in float64 with rounding counted. Writes into the run folder: certificate.csv (one row per image)
-    and certificate.json (the proved bound of every layer); of the training images certificate-train.csv and .json.
-    `bronet verify` checks them later.
+    and certificate.json (the proved bound of every layer); of other splits certificate-train.csv and so on.
+    `bronet verify` checks them later. A pretrained network is copied to a run folder first.
     """
-    from bronet.cli.console import open_console, say, show_naive, show_results
+    from bronet.cli.console import open_console, sample_note, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
+    from bronet.train import open_run
 
+    named = run or pretrained
+    if named is None or (run and pretrained):
+        raise BronetError("give either RUN or --pretrained NAME, and not both")
     console = open_console()
+    run = run_folder(named, out)
+    split = chosen_split(split, open_run(run).recipe().data, data_dir=data_dir, download=download)
     certify_folder(
         run,
         console,
@@ -77,6 +104,8 @@ def certify(
     show_results(console, [summarize(evidence)])
     if naive:
         show_naive(console, summarize(evidence.naive()))
+    if split is Split.SAMPLE:
+        say(console, sample_note(evidence))
     name = "certificate.csv" if split is Split.TEST else f"certificate-{split.value}.csv"
     say(console, f"rows:    {run / name}")
     say(console, f"next:    bronet report {shlex.quote(str(run))}")

@@ -3,6 +3,7 @@
 Colours follow the terminal and the variable NO_COLOR, as rich does.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from bronet.report.evidence import Evidence
 from bronet.report.table import Summary, bound_text, number_text, percent, terminal_table
 
 PIPE_WIDTH = 200
@@ -18,6 +20,8 @@ PIPE_WIDTH = 200
 LINES_WITHOUT_TERMINAL = 10
 """Lines of progress at most where the output is no terminal."""
 BAR_WIDTH = 24
+TWO_SIDED = 1.96
+"""Standard errors on either side that hold 95 % of a normal distribution."""
 
 
 def open_console() -> Console:
@@ -34,10 +38,10 @@ def say(console: Console, line: str) -> None:
 
 
 @contextmanager
-def counting(console: Console, total: int, doing: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of doing something to `total` images; the block calls what it gets with the number done."""
+def counting(console: Console, total: int, doing: str, *, things: str = "images") -> Iterator[Callable[[int], None]]:
+    """Show the progress of doing something to `total` things; the block calls what it gets with the number done."""
     if not console.is_terminal:
-        yield _lines(console, total, doing)
+        yield _lines(console, total, doing, things)
         return
     bar = Progress(
         SpinnerColumn(),
@@ -56,6 +60,14 @@ def counting(console: Console, total: int, doing: str) -> Iterator[Callable[[int
 def show_results(console: Console, summaries: Sequence[Summary]) -> None:
     """Print the table of one run (a quantity per line) or of several (a run per line)."""
     console.print(_of_one(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
+
+
+def sample_note(evidence: Evidence) -> str:
+    """Return the line that says how little a sample knows of the test set."""
+    count = len(evidence.rows)
+    share = sum(row.correct for row in evidence.rows) / count
+    points = 100 * TWO_SIDED * math.sqrt(share * (1 - share) / count)
+    return f"note:    numbers of a sample of {count:,} test images, not of the test set; +- {points:.1f} points or so"
 
 
 def show_naive(console: Console, summary: Summary) -> None:
@@ -95,7 +107,7 @@ def _of_one(summary: Summary) -> Table:
     return table
 
 
-def _lines(console: Console, total: int, doing: str) -> Callable[[int], None]:
+def _lines(console: Console, total: int, doing: str, things: str) -> Callable[[int], None]:
     """Return a function that prints a line whenever another tenth is done."""
     shown = 0
 
@@ -104,6 +116,6 @@ def _lines(console: Console, total: int, doing: str) -> Callable[[int], None]:
         tenth = done * LINES_WITHOUT_TERMINAL // total
         if tenth > shown:
             shown = tenth
-            say(console, f"{doing}: {done:,} of {total:,} images")
+            say(console, f"{doing}: {done:,} of {total:,} {things}")
 
     return show

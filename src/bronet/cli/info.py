@@ -18,11 +18,13 @@ Facts = list[tuple[str, str]]
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
 BYTES_PER_GIB = 2**30
+RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
 
 
 def info(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="The folder of a run, or a pretrained network.", show_default=False),
     ] = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -33,14 +35,37 @@ def info(
     Writes nothing.
     """
     from bronet.cli.console import facts_table, open_console
+
+    facts = _installation(data_dir) if run is None else _facts(run)
+    open_console().print(facts_table(facts))
+
+
+def _facts(run: Path) -> Facts:
+    """Return what is known of a run, or of a pretrained network, which is not copied for this."""
+    from bronet.pretrained import find_network
     from bronet.train import open_run
 
-    facts = _installation(data_dir) if run is None else _contents(open_run(run))
-    open_console().print(facts_table(facts))
+    network = find_network(run)
+    if network.weights_sha256 is None:
+        return _contents(open_run(run))
+    recipe = network.recipe
+    return [
+        ("pretrained", network.name),
+        ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
+        ("weights", str(network.weights)),
+        ("card", str(network.folder / "README.md")),
+        *_recorded(network.record),
+    ]
+
+
+def _recorded(record: dict[str, object]) -> Facts:
+    return [(key, str(record[key])) for key in RECORDED if key in record]
 
 
 def _installation(data_dir: Path | None) -> Facts:
     import torch
+
+    from bronet.pretrained import pretrained_names
 
     facts = [("bronet", __version__), ("python", platform.python_version())]
     facts += [(package, importlib.metadata.version(package)) for package in PACKAGES]
@@ -50,7 +75,7 @@ def _installation(data_dir: Path | None) -> Facts:
         facts += [(f"cuda:{number}", f"{device.name}, {device.total_memory / BYTES_PER_GIB:.0f} GiB")]
     if not torch.cuda.is_available():
         facts += [("cuda", "no device found")]
-    return facts + _data_sets(data_dir)
+    return [*facts, ("pretrained", ", ".join(pretrained_names())), *_data_sets(data_dir)]
 
 
 def _data_sets(data_dir: Path | None) -> Facts:
@@ -74,22 +99,29 @@ def _found(folder: Path, names: tuple[str, ...], advice: str) -> str:
 
 def _contents(run: "RunFolder") -> Facts:
     recipe = run.recipe()
-    epochs = len(run.log.read_text(encoding="utf-8").splitlines()) if run.log.exists() else 0
     facts = [
         ("run", str(run.path)),
         ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
-        ("trained", f"{epochs} of {recipe.train.epochs} epochs"),
+        ("trained", _epochs(run, recipe.train.epochs)),
         ("weights", str(run.weights) if run.weights.exists() else f"none yet; bronet train --resume {run.path}"),
     ]
-    rows = run.path / "certificate.csv"
+    rows = any((run.path / name).exists() for name in ("certificate.csv", "certificate-sample.csv"))
     page = run.report / "report.html"
-    facts += [("certificate", _certificate(run) if rows.exists() else f"none yet; bronet certify {run.path}")]
-    facts += _remarks(run) if rows.exists() else []
+    facts += [("certificate", _certificate(run) if rows else f"none yet; bronet certify {run.path}")]
+    facts += _remarks(run) if rows else []
     facts += [("report", str(page) if page.exists() else f"none yet; bronet report {run.path}")]
     if run.record.exists():
         record = json.loads(run.record.read_text(encoding="utf-8"))
-        facts += [(key, str(record[key])) for key in ("command", "commit", "device", "finished", "seconds")]
+        facts += _recorded(record)
     return facts
+
+
+def _epochs(run: "RunFolder", wanted: int) -> str:
+    """Return how far the training is, if it was here: weights may come from elsewhere."""
+    if run.weights.exists() and not run.log.exists():
+        return "elsewhere"
+    done = len(run.log.read_text(encoding="utf-8").splitlines()) if run.log.exists() else 0
+    return f"{done} of {wanted} epochs"
 
 
 def _certificate(run: "RunFolder") -> str:

@@ -28,6 +28,7 @@ class Split(StrEnum):
 
     TEST = "test"
     TRAIN = "train"
+    SAMPLE = "sample"
 
 
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one.")]
@@ -42,12 +43,54 @@ DataDirOption = Annotated[
 DownloadOption = Annotated[
     bool, typer.Option("--download", help="Fetch the official archive if it is not there. (The digits are built in.)")
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False)
+]
+SplitOption = Annotated[
+    Split | None,
+    typer.Option(
+        "--split",
+        help="Which images. Default: test; of CIFAR-10, if it is not on this machine, the sample in this package.",
+        show_default=False,
+    ),
+]
+RUNS = Path("runs")
+"""Where run folders go by default."""
 
 
 def typed_command() -> str:
     """Return the command line of this process, quoted for a shell, for the records of a run."""
     return shlex.join(["bronet", *sys.argv[1:]])
+
+
+def run_folder(run: Path, out: Path | None = None) -> Path:
+    """Return the run folder that RUN names; a pretrained network is first copied to `out`, or to runs/NAME."""
+    from bronet.pretrained import find_network, unpack
+
+    network = find_network(run)
+    if network.weights_sha256 is None:
+        if out is not None:
+            raise BronetError(f"--out is for pretrained networks, got the run {run}; its certificate goes beside it")
+        return run
+    return unpack(network, out or RUNS / network.name.replace("/", "-")).path
+
+
+def chosen_split(
+    split: Split | None, data: "DataRecipe", *, data_dir: Path | None = None, download: bool = False
+) -> Split:
+    """Return the split asked for, else the test split; the sample of CIFAR-10 if no place is named and it is not here.
+
+    What is printed then says that the numbers are a sample's.
+    """
+    from bronet.data import data_folder
+    from bronet.data.cifar import LAYOUTS
+    from bronet.data.sample import SAMPLED
+
+    if split is not None or data.name != SAMPLED or data_dir is not None or download:
+        return split or Split.TEST
+    layout, folder = LAYOUTS[SAMPLED], data_folder(None)
+    found = any((folder / name).exists() for name in (layout.folder, layout.archive))
+    return Split.TEST if found else Split.SAMPLE
 
 
 def device_name(device: Device) -> str:

@@ -1,33 +1,106 @@
-"""`bronet report`: from the rows of certified runs to tables, a curve and a page."""
+"""`bronet report`: from the rows of certified runs to tables, curves and pages."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bronet.cli.options import run_folder
+from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of certified runs.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the comparison, when there are several runs.")] = Path(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Certified runs.", show_default=False)
+    ] = None,
+    *,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="N|all", help="A table of the paper, with our numbers.", show_default=False),
+    ] = None,
+    figure: Annotated[
+        int | None,
+        typer.Option("--figure", metavar="3|12", help="Draw CE, CE+CR and LA from --results.", show_default=False),
+    ] = None,
+    fill: Annotated[
+        list[Path] | None,
+        typer.Option("--fill", metavar="PAGE", help="Compute the generated blocks of a Markdown page anew."),
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder of published runs.")] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of a comparison of several runs, or a figure.")] = Path(
         "report"
     ),
 ) -> None:
-    """Draw tables, curve and HTML page of certified runs.
+    """Draw tables, curve and HTML page of certified runs; or tables of the paper from published ones.
 
     Example:  bronet report runs/quickstart
 
     One run: writes its folder report/ with report.html, summary.md, .json and .csv, and the certified accuracy and the
     margins as curve and margins, .png and .pdf. Several: writes comparison.md, .csv and .json, curve and margins into
-    --out. Needs no weights and no data.
+    --out. Needs no weights and no data. From published runs: --table prints the paper's rows, ours and the difference
+    as Markdown; --figure writes figure-N.png and .pdf into --out; --fill rewrites what stands between the markers of
+    a page.
     """
-    from bronet.cli.console import open_console, say, show_results
+    from bronet.cli.console import open_console
+
+    wanted = [bool(runs), table is not None, figure is not None, bool(fill)]
+    if sum(wanted) != 1:
+        raise BronetError("give one of: certified runs, --table, --figure, --fill")
+    console = open_console()
+    if runs:
+        _report_runs([run_folder(run) for run in runs], out, console)
+        return
+    from bronet.report.published import published_runs
+
+    published = published_runs(results)
+    if table is not None:
+        from bronet.report.paper import all_tables, paper_table
+
+        typer.echo(all_tables(published) if table == "all" else paper_table(_number(table), published), nl=False)
+    elif figure is not None:
+        from bronet.report.losses import draw_figure
+
+        _write_figure(draw_figure(figure, published), out / f"figure-{figure}")
+    else:
+        from bronet.atomic import replace_text
+        from bronet.report.fill import filled, read_page
+
+        pages = {page: filled(read_page(page), published) for page in fill or []}
+        for page, text in pages.items():
+            replace_text(page, text)
+            typer.echo(f"filled   {page}")
+
+
+def _report_runs(runs: list[Path], out: Path, console: "Console") -> None:
+    from bronet.cli.console import say, show_results
     from bronet.report import write_comparison, write_report
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
-    console = open_console()
     summaries = [summarize(read_evidence(run)) for run in runs]
     written = list(write_report(runs[0])) if len(runs) == 1 else write_comparison(summaries, out)
     show_results(console, summaries)
     for path in written:
         say(console, f"wrote    {path}")
+
+
+def _write_figure(figure: object, stem: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from bronet.atomic import replace_bytes
+    from bronet.report.curve import figure_bytes
+
+    assert isinstance(figure, Figure)
+    for kind in ("png", "pdf"):
+        path = stem.with_suffix(f".{kind}")
+        replace_bytes(path, figure_bytes(figure, "png" if kind == "png" else "pdf"))
+        typer.echo(f"wrote    {path}")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise BronetError(f"--table must be a number or all, got {text!r}")
+    return int(text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli.options import (
+    RUNS,
     DataDirOption,
     Device,
     DeviceOption,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from bronet.recipe import Recipe
     from bronet.train import RunFolder, RunOptions
 
-RUNS = Path("runs")
 RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
 
 
@@ -63,6 +63,9 @@ def train(
     share_transforms: Annotated[
         bool, typer.Option("--share-transforms", help="Let the processes of torchrun share parameter transforms.")
     ] = False,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Shard parameters and optimiser over the processes of torchrun.")
+    ] = False,
 ) -> None:
     """Train the network of a recipe.
 
@@ -89,7 +92,11 @@ def train(
         overwrite=overwrite,
         command=typed_command(),
         options=RunOptions(
-            workers=workers, deterministic=deterministic, track=track, share_transforms=share_transforms
+            workers=workers,
+            deterministic=deterministic,
+            track=track,
+            share_transforms=share_transforms,
+            fsdp=fsdp,
         ),
     )
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes speaks for all

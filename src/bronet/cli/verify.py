@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name
+from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name, run_folder
 
 
 def verify(
     certificate: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A certified run, or its certificate.json.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A certified run or pretrained network, or a certificate.json.", show_default=False
+        ),
     ],
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
@@ -26,6 +29,7 @@ def verify(
     from bronet.cli.console import counting, open_console, say
 
     console = open_console()
+    certificate = certificate if certificate.suffix == ".json" else run_folder(certificate)
     facts: Json = read_certificate(certificate)
     with counting(console, int(str(facts["images"])), "verifying") as show:
         result = verify_run(certificate, device=device_name(device), data_dir=data_dir, progress=show)

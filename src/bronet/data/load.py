@@ -15,12 +15,13 @@ from bronet.data.file_set import FileSet, class_folders
 from bronet.data.image_set import ImageSet
 from bronet.data.npz import load_npz
 from bronet.data.parquet import load_parquet, parquet_files
+from bronet.data.sample import load_sample
 from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
 from bronet.data.tiny_imagenet import load_tiny_imagenet
 from bronet.errors import BronetError
 from bronet.recipe.schema import DataRecipe
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "test", "sample")
 IMAGENET = "imagenet"
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
@@ -34,7 +35,10 @@ def data_folder(data_dir: Path | str | None) -> Path:
 
 
 def load_dataset(name: str, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> ImageSet:
-    """Return the whole "train" or "test" split of a known data set, on the CPU, decoded and checked."""
+    """Return the whole "train" or "test" split of a known data set, on the CPU, decoded and checked.
+
+    "sample" is the 500 test images of CIFAR-10 that the package holds; no other data set has one.
+    """
     resize = (224, 288) if name == IMAGENET else ()
     return load_images(DataRecipe(name=name, resize=resize), split, data_dir=data_dir, download=download)
 
@@ -64,7 +68,9 @@ def open_images(
 ) -> ImageSet | FileSet:
     """Return a split in memory, or as files where images must be resized first (ImageNet)."""
     if split not in SPLITS:
-        raise BronetError(f'split must be "train" or "test", got {split!r}')
+        raise BronetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if split == "sample":
+        return load_sample(data.name)
     if data.name == "digits":
         return load_digits(split)
     folder = data_folder(data_dir)

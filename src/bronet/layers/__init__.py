@@ -7,7 +7,7 @@ from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
 from bronet.layers.parametrize import orthogonal_bro
-from bronet.layers.registry import CONVOLUTIONS, convolution
+from bronet.layers.registry import CONVOLUTIONS, Kind, Request, convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
@@ -23,6 +23,7 @@ __all__ = [
     "Flatten",
     "Head",
     "Householder",
+    "Kind",
     "L2NormPool",
     "LastLayerNormalized",
     "LipschitzLayer",
@@ -32,7 +33,9 @@ __all__ = [
     "Normalization",
     "OrthogonalHead",
     "PixelUnshuffle",
+    "Request",
     "convolution",
     "frozen",
     "orthogonal_bro",
+    "register_convolution",
 ]

@@ -58,3 +58,26 @@ class Block(nn.Sequential):
         over_all = shift.mean_over_all if self.training else None
         fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.mean_of(flat.detach()), over_all)
         return batch_first(fused.view(physical.shape))
+
+    @property
+    def parameter_methods(self) -> tuple[str, ...]:
+        """Methods besides the forward pass that read parameters of a part; see `LipschitzLayer`."""
+        return tuple(dict.fromkeys(name for part in self.parts() for name in part.parameter_methods))
+
+    def lipschitz_estimate(self) -> Tensor | float:
+        """Return the product of the parts' constants as training sees them."""
+        linear, shift, activation = (part.lipschitz_estimate() for part in self.parts())
+        return linear * shift * activation
+
+    def update_estimate(self, steps: int) -> None:
+        """Improve what `lipschitz_estimate` returns."""
+        for part in self.parts():
+            part.update_estimate(steps)
+
+    def parts(self) -> tuple[LipschitzLayer, LipschitzLayer, LipschitzLayer]:
+        """Return the linear layer, the shift and the activation."""
+        linear, shift, activation = self
+        assert isinstance(linear, LipschitzLayer)
+        assert isinstance(shift, LipschitzLayer)
+        assert isinstance(activation, LipschitzLayer)
+        return linear, shift, activation

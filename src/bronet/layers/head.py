@@ -7,6 +7,7 @@ normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,8 @@ class Head(LipschitzLayer):
 
 class LastLayerNormalized(Head):
     """LLN: rows of length one, with bias; f_t - f_j then has the Lipschitz constant |w_t - w_j|."""
+
+    parameter_methods: ClassVar[tuple[str, ...]] = ("gaps",)
 
     def __init__(
         self,

@@ -42,13 +42,14 @@ class ReflectorLayer(DerivedLayer[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.sees_all_parameters = True  # outside its forward, too; not so where they are sharded over processes
         self.inversion: Inversion | None = None
         self.prepared_inverse: Tensor | None = None
 
     @property
     def prepares(self) -> bool:
-        """Whether it pays to prepare this layer's inverse."""
-        return _device_of(self).type == "cuda" and not self.keeps_derived
+        """Whether this layer's inverse can be prepared, and it pays."""
+        return self.sees_all_parameters and _device_of(self).type == "cuda" and not self.keeps_derived
 
     def inverse_for(self, inversion: Inversion) -> Tensor | None:
         """Return the prepared inverse if it is this one; remember the inversion for the next forward pass."""

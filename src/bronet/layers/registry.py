@@ -1,6 +1,7 @@
 """From one word to a convolution: every layer of the comparison behind the same call.
 
-Options that a construction does not have (a rank, a residual, an image size) are refused rather than ignored.
+Options that a construction does not have (a rank, a residual, an image size) are refused rather than ignored. The
+registry is open: `register_convolution` adds a kind of one's own (docs/own_layer.md).
 """
 
 import difflib
@@ -26,6 +27,7 @@ from bronet.layers.rivals import (
     SOCConv2d,
     StandardConv2d,
 )
+from bronet.recipe.convolution_kind import add_convolution_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,16 @@ CONVOLUTIONS: dict[str, Kind] = {
     "lipreg": Kind(_regularized, residual=True),
     "standard": Kind(_plain(StandardConv2d)),
 }
+
+
+def register_convolution(name: str, kind: Kind) -> None:
+    """Make a convolution of one's own known by one word, to `convolution` and to recipes (`model.backbone=NAME`).
+
+    Guaranteed: a certificate asks the layer itself for its proof, so it is as good as the layer's `proved`. A name that
+    is taken is refused.
+    """
+    add_convolution_kind(name)
+    CONVOLUTIONS[name] = kind
 
 
 def convolution(

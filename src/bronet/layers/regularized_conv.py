@@ -5,7 +5,7 @@ certificate uses a proved upper bound of the kernel as stored.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         residual_depth: L of the kernel I + alpha / sqrt(L) K; none by default (square kernels only).
     """
 
+    parameter_methods: ClassVar[tuple[str, ...]] = ("lipschitz_estimate", "update_estimate")
     power_vector: Tensor
 
     def __init__(

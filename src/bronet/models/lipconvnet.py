@@ -69,6 +69,10 @@ class LipConvNet(CertifiableModel):
         pixels = (spec.height >> _STAGES) * (spec.width >> _STAGES)
         head = LastLayerNormalized if architecture.head == "lln" else OrthogonalHead
         self.head: Head = head(channels * pixels, spec.classes, device=device, dtype=dtype)
+        if isinstance(self.head, OrthogonalHead):
+            # As the layers before it. A reflector does not see the scale of V but its gradient does: from the small
+            # normals of a dense layer the first SGD steps are many times as long as V, and may end in NaN.
+            nn.init.eye_(self.head.linear.weight)
 
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stages, self.flatten]

@@ -42,12 +42,17 @@ class CertifiableModel(nn.Module):
             for layer in _links(section):
                 yield names[id(layer)], layer
 
+    def units(self) -> Iterator[Block | LipschitzLayer]:
+        """Yield the blocks, and the layers outside of blocks, before the head, in the order of the forward pass."""
+        for section in self.sections():
+            yield from _units(section)
+
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the product of the layers' constants as training sees them; differentiable, no bound."""
         parameter = next(self.head.parameters())
         estimate = torch.ones((), device=parameter.device, dtype=parameter.dtype)
-        for _, layer in self.chain():
-            estimate = estimate * layer.lipschitz_estimate()
+        for unit in self.units():
+            estimate = estimate * unit.lipschitz_estimate()
         return estimate
 
     def gap_lipschitz(self) -> Float[Tensor, "k k"]:
@@ -56,8 +61,16 @@ class CertifiableModel(nn.Module):
 
     def update_estimates(self, steps: int) -> None:
         """Take power-iteration steps in every layer that is only Lipschitz-regularised."""
-        for _, layer in self.chain():
-            layer.update_estimate(steps)
+        for unit in self.units():
+            unit.update_estimate(steps)
+
+
+def _units(section: nn.Module) -> Iterator[Block | LipschitzLayer]:
+    if isinstance(section, (Block, LipschitzLayer)):
+        yield section
+        return
+    for part in section.children():
+        yield from _units(part)
 
 
 # Exactly these: a subclass could do anything in its forward.

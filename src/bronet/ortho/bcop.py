@@ -16,17 +16,17 @@ from bronet.ortho.bjorck import bjorck
 
 
 def bcop_kernel(
-    core: Float[Tensor, "m n"], halves: Float[Tensor, "pairs c r"], *, steps: int
+    core: Float[Tensor, "m n"], halves: Float[Tensor, "pairs c r"] | None, *, steps: int
 ) -> Float[Tensor, "m n k k"]:
     """Return the kernel of k = pairs / 2 + 1 taps per axis: c = min(m, n); two of the `halves` make one factor.
 
-    The core is orthogonalised to (semi-)orthogonal; the factors act on the smaller side.
+    The core is orthogonalised to (semi-)orthogonal; the factors act on the smaller side. Without halves k = 1.
     """
     m, n = core.shape
     if m < n:
         return bcop_kernel(core.mT, halves, steps=steps).transpose(0, 1)
     kernel = bjorck(core, steps=steps)[..., None, None]
-    if halves.shape[0] == 0:
+    if halves is None:
         return kernel
     R = bjorck(halves, steps=steps)
     projections = R @ R.mT

@@ -8,22 +8,34 @@ W T^-1/2 has norm at most one (Prach and Lampert 2022 with q = 1; Araujo et al. 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from bronet.ortho.spd import unit_scaled
 
 
-def autocorrelation(kernel: Float[Tensor, "c_out c_in k k"]) -> Float[Tensor, "c_in c_in taps taps"]:
-    """Return G[i, j, t] = sum over outputs and taps s of K[o, i, s] K[o, j, s + t], 2 k - 1 taps per axis."""
-    columns = kernel.transpose(0, 1)
-    return F.conv2d(columns, columns, padding=kernel.shape[-1] - 1)
-
-
 def absolute_sums(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_in"]) -> Float[Tensor, " c_in"]:
-    """Return T_i = sum over j and taps of |G[i, j]| q_j / q_i."""
-    return (autocorrelation(kernel).abs().sum((2, 3)) @ q) / q
+    """Return T_i = sum over j and shifts t of |G[i, j, t]| q_j / q_i, G the kernel's autocorrelation.
+
+    G[i, j, t] is the sum over outputs and taps s of K[o, i, s] K[o, j, s + t]: one product for each shift, and none for
+    -t, whose matrix is the transpose. As one convolution it would take the library's workspace of many GiB.
+    """
+    k = kernel.shape[-1]
+    taps = kernel.permute(2, 3, 0, 1)
+    total = torch.zeros_like(q)
+    for down, right in _half_of_the_shifts(k):
+        first = taps[: k - down, max(0, -right) : k - max(0, right)].flatten(0, 2)
+        second = taps[down:, max(0, right) : k + min(0, right)].flatten(0, 2)
+        magnitude = (first.mT @ second).abs()
+        total = total + magnitude @ q
+        if (down, right) != (0, 0):
+            total = total + magnitude.mT @ q
+    return total / q
+
+
+def _half_of_the_shifts(k: int) -> list[tuple[int, int]]:
+    """Return one of each pair t and -t of shifts under which a k x k kernel meets itself."""
+    return [(down, right) for down in range(k) for right in range(1 - k, k) if down > 0 or right >= 0]
 
 
 class Rescaled(NamedTuple):

@@ -9,11 +9,9 @@ from fractions import Fraction
 from typing import Literal
 
 from bronet.errors import BronetError
+from bronet.recipe.convolution_kind import require_convolution_kind
 
 DenseKind = Literal["bro", "cholesky"]
-BackboneKind = Literal[
-    "bro", "soc", "lot", "cayley", "cholesky", "bcop", "eco", "aol", "cpl", "sll", "sandwich", "lipreg", "standard"
-]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
 
@@ -36,7 +34,7 @@ class BRONetArchitecture:
     dense_depth: int = 8
     dense_width: int = 2048
     rank: str = "1/4"
-    backbone: BackboneKind = "bro"
+    backbone: str = "bro"
     dense: DenseKind = "bro"
     neck: NeckKind = "cholesky"
     neck_patch: int = 4
@@ -54,6 +52,7 @@ class BRONetArchitecture:
             _at_least(name, getattr(self, name), 0)
         _even("width", self.width)
         _even("dense_width", self.dense_width)
+        require_convolution_kind("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -70,7 +69,7 @@ class LipConvNetArchitecture:
     depth: int = 10
     width: int = 32
     rank: str = "1/8"
-    backbone: BackboneKind = "bro"
+    backbone: str = "bro"
     kernel: int = 3
     activation: Literal["maxmin", "householder1", "householder2"] = "maxmin"
     head: HeadKind = "lln"
@@ -82,6 +81,7 @@ class LipConvNetArchitecture:
         _at_least("kernel", self.kernel, 1)
         if self.depth < 5 or self.depth % 5 != 0:
             raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
+        require_convolution_kind("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -95,7 +95,7 @@ class StackArchitecture:
     """
 
     family: Literal["stack"] = "stack"
-    layer: BackboneKind
+    layer: str
     widths: tuple[int, ...]
     kernels: tuple[int, ...]
     strides: tuple[int, ...]
@@ -107,6 +107,7 @@ class StackArchitecture:
     activation: Literal["maxmin", "none"] = "maxmin"
 
     def __post_init__(self) -> None:
+        require_convolution_kind("layer", self.layer)
         if not len(self.widths) == len(self.kernels) == len(self.strides):
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
@@ -145,7 +146,7 @@ def _even(name: str, value: int) -> None:
         raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
 
 
-def _potential_xl(layer: BackboneKind) -> StackArchitecture:
+def _potential_xl(layer: str) -> StackArchitecture:
     """CPL XL and SLL X-Large: 70 convolutions of width 120 (5 inside), then 15 dense layers (2048 inside)."""
     return StackArchitecture(
         layer=layer,

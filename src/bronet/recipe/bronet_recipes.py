@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args
 
-from bronet.recipe.architecture import NAMED, Architecture, BackboneKind, BRONetArchitecture
+from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture
+from bronet.recipe.convolution_kind import BackboneKind
 from bronet.recipe.schema import DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 from bronet.recipe.sweep import Sweep
 

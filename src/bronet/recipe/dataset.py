@@ -57,5 +57,6 @@ def dataset_spec(name: str) -> DatasetSpec:
     if name in DATASETS:
         return DATASETS[name]
     near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    own = "; a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
+    hint = f'; did you mean "{near[0]}"?' if near else own
     raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}{hint}")

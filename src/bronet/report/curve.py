@@ -63,12 +63,14 @@ def certified_curve(rows: Sequence[Row]) -> Curve:
     return Curve(corners, beyond / len(rows))
 
 
-def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
-    """Return a figure of the curves of all runs, with a mark at each eps ("36/255", ...)."""
+def draw_curve(
+    runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: Theme = LIGHT, furthest: float | None = None
+) -> Figure:
+    """Return a figure of the curves of all runs, up to `furthest`, with a mark at each eps ("36/255", ...)."""
     curves = {name: certified_curve(rows) for name, rows in runs.items()}
     budgets = {text: parse_budget(text, name="eps") for text in eps}
     reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
-    reach = reach * RIGHT_MARGIN or UNIT_RADIUS
+    reach = furthest or reach * RIGHT_MARGIN or UNIT_RADIUS
     with rc_context(style(theme)):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
@@ -140,7 +142,9 @@ def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: T
 
 
 def _draw_run(axes: Axes, name: str, curve: Curve, color: str, *, reach: float, fill: bool) -> None:
-    radius, accuracy = np.append(curve.radius, reach), np.append(curve.accuracy, curve.accuracy[-1])
+    shown = curve.radius < reach
+    radius, accuracy = np.append(curve.radius[shown], reach), curve.accuracy[shown]
+    accuracy = np.append(accuracy, accuracy[-1])
     axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter", label=name)
     if fill:
         axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)

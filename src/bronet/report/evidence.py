@@ -67,8 +67,14 @@ class Evidence:
         return replace(self, rows=tuple(replace(row, radius=row.naive_radius) for row in self.rows))
 
 
-def read_evidence(run_dir: Path, *, split: str = "test") -> Evidence:
-    """Return the evidence of a run folder; raise `BronetError` where files are missing or contradict each other."""
+def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
+    """Return the evidence of a run folder; raise `BronetError` where files are missing or contradict each other.
+
+    Without a `split` it is that of the test images: all of them or, where only those were certified, the sample.
+    """
+    if not split:
+        only_sample = (run_dir / "certificate-sample.json").exists() and not (run_dir / "certificate.json").exists()
+        split = "sample" if only_sample else "test"
     name = "certificate" if split == "test" else f"certificate-{split}"
     certificate = _read_certificate(run_dir / f"{name}.json")
     rows = read_rows(run_dir / f"{name}.csv")

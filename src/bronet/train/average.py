@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.train.sharding import cut, part_of, spread
 
 
 class WeightAverage:
@@ -15,9 +16,9 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
         self.decay = decay
-        self.current = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
-        self.names = [name for name, tensor in model.state_dict().items() if tensor.is_floating_point()]
-        self.average = [tensor.detach().clone() for tensor in self.current]
+        self.averaged = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self.current = [part_of(tensor) for tensor in self.averaged.values()]
+        self.average = [tensor.clone() for tensor in self.current]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -25,8 +26,9 @@ class WeightAverage:
         torch._foreach_lerp_(self.average, self.current, 1 - self.decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average by the names of the model's tensors."""
-        return dict(zip(self.names, self.average, strict=True))
+        """Return the average by the names of the model's tensors, sharded where those are."""
+        named = zip(self.averaged.items(), self.average, strict=True)
+        return {name: spread(average, tensor) for (name, tensor), average in named}
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
@@ -35,9 +37,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned; nothing changes if a name or a shape does not fit."""
-        for name, average in zip(self.names, self.average, strict=True):
-            if name not in tensors or tensors[name].shape != average.shape:
+        """Restore what `tensors` returned, given as wholes; nothing changes if a name or a shape does not fit."""
+        for name, tensor in self.averaged.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
                 raise BronetError(f"average of {name} is missing or of another shape: was train.ema_decay 0 then?")
-        for name, average in zip(self.names, self.average, strict=True):
-            average.copy_(tensors[name])
+        for (name, tensor), average in zip(self.averaged.items(), self.average, strict=True):
+            average.copy_(cut(tensors[name], tensor))

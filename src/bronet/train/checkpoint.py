@@ -16,6 +16,7 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, flatten, from_text, to_plain, to_text
 from bronet.train.average import WeightAverage
 from bronet.train.lookahead import Lookahead
+from bronet.train.sharding import gathered
 from bronet.train.tensor_file import read_tensors, write_tensors
 from bronet.train.weights import copy_into
 
@@ -42,12 +43,19 @@ def save_checkpoint(
     *,
     recipe: Recipe,
     average: WeightAverage | None = None,
+    writes: bool = True,
 ) -> None:
-    """Write the training state atomically: a failure leaves the previous checkpoint as it was."""
+    """Write the training state atomically: a failure leaves the previous checkpoint as it was.
+
+    Of a run's processes one `writes`; where the model is sharded, all must call this.
+    """
     tensors = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
     tensors |= {OPTIMIZER + name: tensor for name, tensor in optimizer.tensors().items()}
     tensors |= {AVERAGE + name: tensor for name, tensor in (average.tensors() if average else {}).items()}
     tensors[TALLY] = progress.tally
+    tensors = gathered(tensors, kept=writes)
+    if not writes:
+        return
     metadata = {
         "recipe": to_text(recipe),
         "step": str(progress.step),

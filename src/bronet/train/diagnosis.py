@@ -12,18 +12,21 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
+from bronet.train.processes import Processes
+from bronet.train.sharding import is_sharded, part_of
 
 ADVICE = "lower optim.lr or optim.clip_norm, or set train.precision=float32"
 Loss = Callable[[], Tensor]
 
 
 class Snapshot:
-    """A copy of a model's weights and buffers on its own device."""
+    """A copy of what this process holds of a model's weights and buffers, on its own device."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.current = list(model.state_dict().values())
-        self.kept = [tensor.detach().clone() for tensor in self.current]
+        self.current = [part_of(tensor) for tensor in model.state_dict().values()]
+        self.kept = [tensor.clone() for tensor in self.current]
         self.step = 0
 
     @torch.no_grad()
@@ -38,24 +41,35 @@ class Snapshot:
         torch._foreach_copy_(self.current, self.kept)
 
 
-def find_bad_layer(model: CertifiableModel, loss: Loss) -> str:
-    """Return in words where `loss` breaks with the model's present weights: forward, backward, or not yet."""
+def find_bad_layer(model: CertifiableModel, loss: Loss, processes: Processes | None = None) -> str:
+    """Return in words where `loss` breaks with the model's present weights: forward, backward, or not yet.
+
+    All processes of a run must call it: those of a sharded model can only go forward and backward together.
+    """
+    processes = processes or Processes()
     model.zero_grad(set_to_none=True)
     seen: list[str] = []
     with _watched(model, seen):
         value = loss()
-    if seen:
-        return f"first in the output of layer {seen[0]}"
-    if not bool(value.isfinite()):
-        return "first in the loss itself"
+    broken_here = bool(seen) or not bool(value.isfinite())
+    if processes.any(broken_here):
+        if not broken_here:
+            return "in the forward pass of another process"
+        return f"first in the output of layer {seen[0]}" if seen else "first in the loss itself"
     value.backward()  # type: ignore[no-untyped-call]
-    norms = {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
+    norms = {name: _norm(p.grad, processes) for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     broken = [name for name, norm in norms.items() if not norm < float("inf")]
     if broken:
         return f"first in the gradient of {broken[-1]}"
     largest = max(norms, key=lambda name: norms[name])
     return f"suddenly; the largest gradient before was that of {largest}"
+
+
+def _norm(gradient: Tensor, processes: Processes) -> float:
+    """Return the norm of a whole gradient."""
+    norm = part_of(gradient).norm()
+    return float(processes.sum(norm.square()).sqrt() if is_sharded(gradient) else norm)
 
 
 @contextmanager
@@ -66,7 +80,7 @@ def _watched(model: CertifiableModel, seen: list[str]) -> Iterator[None]:
         if not bool(output.isfinite().all()):
             seen.append(name)
 
-    layers = [*model.chain(), ("head", model.head)]
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LipschitzLayer)]
     handles = [layer.register_forward_hook(partial(look, name)) for name, layer in layers]
     try:
         yield

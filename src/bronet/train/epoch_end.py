@@ -57,8 +57,11 @@ def close_epoch(training: Training, epoch: int, rate: float, pace: Pace, display
 
 @torch.no_grad()
 def track_batch(training: Training, step: int) -> None:
-    """Show the tracker the batch of the step before `step` and its margins under the present weights."""
-    if not training.tracker.wants_batch or not training.processes.is_main:
+    """Show the tracker the batch of the step before `step` and its margins under the present weights.
+
+    All processes go through the network: of a sharded one, none could do so alone.
+    """
+    if not training.processes.any(training.tracker.wants_batch):
         return
     batch = next(training.batches.between(step - 1, step))
     training.model.eval()
@@ -74,8 +77,9 @@ def _validated(training: Training, epoch: int) -> dict[str, object]:
         return {}
     eps = parse_budget(training.recipe.certify.eps[0])
     found = validate(training.model, training.held_out, eps=eps, processes=training.processes)
-    if training.processes.is_main and found.certified_accuracy > best_so_far(training.run):
-        save_weights(training.run.best_weights, training.model, recipe=training.recipe)
+    is_main = training.processes.is_main  # it decides for all: the log that others read may be a line longer
+    if training.processes.any(is_main and found.certified_accuracy > best_so_far(training.run)):
+        save_weights(training.run.best_weights, training.model, recipe=training.recipe, writes=is_main)
     return {"validation_accuracy": found.accuracy, VALIDATION_KEY: found.certified_accuracy}
 
 
@@ -102,7 +106,7 @@ def _where(training: Training, step: int) -> str:
     def loss() -> torch.Tensor:
         return objective(recipe.loss, model(batch.pixels), batch.labels, model.gap_lipschitz(), emma_eps=eps)
 
-    return find_bad_layer(model, loss)
+    return find_bad_layer(model, loss, training.processes)
 
 
 def _kept(training: Training) -> str:

@@ -16,20 +16,26 @@ from bronet.ortho.spd import inverting_by
 from bronet.recipe.schema import Recipe
 from bronet.train.objective import needs_gap
 from bronet.train.processes import Processes
+from bronet.train.sharding import shard
 from bronet.train.shared_transforms import sharing
 
 
 class TrainingForward(nn.Module):
-    """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision."""
+    """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision.
 
-    def __init__(self, model: CertifiableModel, recipe: Recipe, *, shared_by: Processes | None = None) -> None:
+    On a GPU the estimates are refreshed `beside` the model's forward pass, where that does not read them.
+    """
+
+    def __init__(
+        self, model: CertifiableModel, recipe: Recipe, *, shared_by: Processes | None = None, beside: bool = True
+    ) -> None:
         super().__init__()
         self.shared_by = shared_by
         self.model = model
         self.power_iterations = recipe.train.power_iterations
         self.in_bf16 = recipe.train.precision == "bf16"
         self.gap_has_gradient = needs_gap(recipe.loss)
-        self.estimates_beside = not any(layer.forward_uses_estimate for _, layer in model.chain())
+        self.estimates_beside = beside and not any(layer.forward_uses_estimate for _, layer in model.chain())
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
         estimates = _side_stream(pixels.device) if self.estimates_beside else None
@@ -56,17 +62,32 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def forward_for(
-    model: CertifiableModel, recipe: Recipe, processes: Processes, *, share_transforms: bool = False
+    model: CertifiableModel,
+    recipe: Recipe,
+    processes: Processes,
+    *,
+    device: torch.device,
+    share_transforms: bool = False,
+    fsdp: bool = False,
 ) -> nn.Module:
     """Return the forward pass; with several processes, gradients are averaged over them during the backward pass.
 
+    With `fsdp` the model's parameters are sharded over the processes, in place, and moved to the device part by part.
     Buffers are equal everywhere by construction (centring sees the whole batch, power iteration only the weights), so
     none is sent.
     """
     if processes.world == 1:
         return TrainingForward(model, recipe)
     processes.centre_over_all(model)
-    forward = TrainingForward(model, recipe, shared_by=processes if share_transforms else None)
+    forward = TrainingForward(
+        model,
+        recipe,
+        shared_by=processes if share_transforms else None,
+        beside=not fsdp,  # what is gathered on one stream would be freed while another still reads it
+    )
+    if fsdp:
+        shard(model, forward, device)
+        return forward
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions have two options in place of this one
         return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)

@@ -5,12 +5,16 @@ restart from there. The inner optimiser's momentum is kept, as in the published 
 the fast weights.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from bronet.errors import BronetError
 from bronet.train.nadam import FusedNAdam
+from bronet.train.sharding import cut, part_of, spread
 
 STATE_KEYS: dict[type[Optimizer], tuple[str, ...]] = {
     torch.optim.NAdam: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
@@ -22,9 +26,14 @@ NUMBERS = frozenset({"step", "mu_product"})
 
 
 class Lookahead:
-    """An optimiser with slow weights; `steps` = 0 is the inner optimiser alone, and keeps no slow weights."""
+    """An optimiser with slow weights; `steps` = 0 is the inner optimiser alone, and keeps no slow weights.
 
-    def __init__(self, optimizer: Optimizer, *, steps: int = 6, alpha: float = 0.5) -> None:
+    `origins` are the model's parameters where the inner optimiser steps on this process's parts of them.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, *, steps: int = 6, alpha: float = 0.5, origins: Sequence[Parameter] | None = None
+    ) -> None:
         if steps < 0:
             raise BronetError(f"Lookahead's steps must be at least 0, got {steps}")
         if not 0 <= alpha <= 1:
@@ -34,6 +43,7 @@ class Lookahead:
         self.alpha = alpha
         self.steps_taken = 0
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.origins: list[Tensor] = self.parameters if origins is None else list(origins)
         self.slow: list[Tensor] = [p.detach().clone() for p in self.parameters] if steps else []
 
     def step(self) -> None:
@@ -55,7 +65,15 @@ class Lookahead:
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter, origin in zip(self.parameters, self.origins, strict=True):
+            parameter.grad = origin.grad = None
+
+    def take_gradients(self) -> list[Tensor]:
+        """Give each part of a sharded parameter its part of the gradient; return what has one and is stepped on."""
+        for parameter, origin in zip(self.parameters, self.origins, strict=True):
+            if parameter is not origin:
+                parameter.grad = None if origin.grad is None else part_of(origin.grad)
+        return [parameter for parameter in self.parameters if parameter.grad is not None]
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate in the next step; call it once before every step."""
@@ -71,15 +89,17 @@ class Lookahead:
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state as named tensors: the inner state of each parameter, then the slow weights.
 
-        The number of steps taken is not among them: it is the training step, which a checkpoint stores.
+        They are sharded where the parameter is. The number of steps taken is not among them: it is the training step,
+        which a checkpoint stores.
         """
         state = {
-            f"state.{index}.{key}": value.clone() if value.ndim == 0 else value  # counters may be shared
+            f"state.{index}.{key}": value.clone() if key in NUMBERS else spread(value, self.origins[index])
             for index, parameter in enumerate(self.parameters)
             for key, value in self.optimizer.state[parameter].items()
             if value is not None  # SGD without momentum
-        }
-        return state | {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
+        }  # counters are cloned, because they may be shared
+        slow = {f"slow.{index}": spread(tensor, self.origins[index]) for index, tensor in enumerate(self.slow)}
+        return state | slow
 
     def _state_shapes(self) -> dict[str, torch.Size]:
         """Return name and shape of every tensor that `tensors` returns after a step, slow weights not."""
@@ -87,22 +107,22 @@ class Lookahead:
         kept = next(keys for kind, keys in STATE_KEYS.items() if isinstance(self.optimizer, kind))
         keys = kept if group.get("momentum", True) else ()
         return {
-            f"state.{index}.{key}": torch.Size() if key in NUMBERS else parameter.shape
-            for index, parameter in enumerate(self.parameters)
+            f"state.{index}.{key}": torch.Size() if key in NUMBERS else origin.shape
+            for index, origin in enumerate(self.origins)
             for key in keys
         }
 
     def load_tensors(self, tensors: dict[str, Tensor], *, steps_taken: int) -> None:
-        """Restore what `tensors` returned. Nothing changes if a name or a shape does not fit.
+        """Restore what `tensors` returned, given as wholes. Nothing changes if a name or a shape does not fit.
 
         Numbers per parameter (NAdam's step counter) stay on the CPU, where the optimiser reads them without
         waiting for the device.
         """
-        slow = {f"slow.{index}": tensor for index, tensor in enumerate(self.slow)}
+        slow = {f"slow.{index}": (tensor, self.origins[index]) for index, tensor in enumerate(self.slow)}
         state: dict[Tensor, dict[str, Tensor]] = {}
         wanted = self._state_shapes() if steps_taken else {}
         for name, tensor in tensors.items():
-            if name in slow and tensor.shape == slow[name].shape:
+            if name in slow and tensor.shape == slow[name][1].shape:
                 continue
             if name not in wanted:
                 raise BronetError(f"optimiser state {name} does not belong to this optimiser")
@@ -111,9 +131,9 @@ class Lookahead:
                     f"optimiser state {name} must have shape {tuple(wanted[name])}, got {tuple(tensor.shape)}"
                 )
             _, index, key = name.split(".")
-            parameter = self.parameters[int(index)]
-            device = torch.device("cpu") if key in NUMBERS else parameter.device
-            state.setdefault(parameter, {})[key] = tensor.to(device, copy=True)
+            parameter, origin = self.parameters[int(index)], self.origins[int(index)]
+            kept = tensor if key in NUMBERS else cut(tensor, origin)
+            state.setdefault(parameter, {})[key] = kept.to("cpu" if key in NUMBERS else parameter.device, copy=True)
         if missing := slow.keys() - tensors.keys():
             raise BronetError(f"optimiser state {min(missing)} is missing: was Lookahead off in that run?")
         if missing := wanted.keys() - tensors.keys():
@@ -121,8 +141,8 @@ class Lookahead:
                 f"optimiser state {min(missing)} is missing, and {len(missing) - 1} more: the file was changed or "
                 "made with another optimiser"
             )
-        for name, target in slow.items():
-            target.copy_(tensors[name])
+        for name, (target, origin) in slow.items():
+            target.copy_(cut(tensors[name], origin))
         self.optimizer.state.clear()
         self.optimizer.state.update(state)
         self.steps_taken = steps_taken

@@ -41,26 +41,38 @@ def fit(
     held_out: ImageSet | None = None,
     tracker: Tracker | None = None,
     share_transforms: bool = False,
+    fsdp: bool = False,
     resume: bool = False,
     progress: bool = True,
 ) -> float:
     """Train the model in place to the last epoch of the recipe and return the seconds it took.
 
-    `batches` arrive on the training device, where the model lies. With `resume` it goes on from the run's
+    `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and
+    stays sharded over the processes. With `resume` it goes on from the run's
     checkpoint if there is one. With `train.ema_decay` the model ends with the averaged weights. Ends with
     `Interrupted` after SIGINT or SIGTERM, with the state saved; a loss or gradient that is not finite is a
     `BronetError`, and the last good checkpoint stays.
     """
     processes = processes or Processes()
-    optimizer = build_optimizer(recipe.optim, model.train().parameters())
+    forward = forward_for(
+        model.train(), recipe, processes, device=batches.device, share_transforms=share_transforms, fsdp=fsdp
+    )
+    optimizer = build_optimizer(recipe.optim, model.parameters())
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
-    forward = forward_for(model, recipe, processes, share_transforms=share_transforms)
     training = Training(
         recipe=recipe,
         run=run,
         model=model,
         optimizer=optimizer,
-        step=TrainStep(recipe, model, optimizer, tally, forward=forward, recorded=processes.world == 1),
+        step=TrainStep(
+            recipe,
+            model,
+            optimizer,
+            tally,
+            forward=forward,
+            recorded=processes.world == 1,
+            sharded_over=processes if fsdp else None,
+        ),
         batches=batches,
         tally=tally,
         processes=processes,

@@ -56,7 +56,7 @@ class FusedNAdam(torch.optim.NAdam):
 
         decay = float(self.param_groups[0]["weight_decay"])
         for p in self.all:
-            if p.grad is None:
+            if p.grad is None or p.numel() == 0:  # a process may hold nothing of a short parameter
                 continue
             m: Tensor = self.state[p]["exp_avg"]
             v: Tensor = self.state[p]["exp_avg_sq"]

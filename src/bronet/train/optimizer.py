@@ -12,12 +12,17 @@ from torch.optim import Optimizer
 from bronet.recipe.schema import OptimRecipe
 from bronet.train.lookahead import Lookahead
 from bronet.train.nadam import FusedNAdam
+from bronet.train.sharding import parameter_part
 
 
 def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Lookahead:
-    """Return the recipe's optimiser inside Lookahead; its learning rate is set anew in every step."""
+    """Return the recipe's optimiser inside Lookahead; its learning rate is set anew in every step.
+
+    Of sharded parameters it holds, and steps on, this process's parts.
+    """
     inner: Optimizer
-    parameters = list(parameters)
+    origins = list(parameters)
+    parameters = [parameter_part(parameter) for parameter in origins]
     on_gpu = parameters[0].is_cuda
     if recipe.name == "nadam" and on_gpu:
         inner = FusedNAdam(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -39,4 +44,4 @@ def build_optimizer(recipe: OptimRecipe, parameters: Iterable[Parameter]) -> Loo
             foreach=not on_gpu,
             fused=on_gpu,  # the only kind that reads its rate from the device
         )
-    return Lookahead(inner, steps=recipe.lookahead_steps, alpha=recipe.lookahead_alpha)
+    return Lookahead(inner, steps=recipe.lookahead_steps, alpha=recipe.lookahead_alpha, origins=origins)

@@ -50,6 +50,10 @@ class Processes:
         largest = -int(self.least(torch.tensor(-(number or 0))))
         return largest or None
 
+    def any(self, here: bool) -> bool:
+        """Whether it is so in any process."""
+        return bool(self.sum(torch.tensor(float(here))))
+
     def wait(self) -> None:
         """Wait until all processes are here. Numbers on the CPU: a barrier of NCCL would have to guess its GPU."""
         self.sum(torch.zeros(()))

@@ -27,11 +27,13 @@ class RunOptions:
     """How a run is carried out; none of it changes what is trained.
 
     `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard;
-    `share_transforms` lets several processes share the parameter transforms instead of repeating them.
+    `share_transforms` lets several processes share the parameter transforms instead of repeating them; `fsdp` shards
+    parameters and optimiser over them.
     """
 
     workers: int = 0
     share_transforms: bool = False
+    fsdp: bool = False
     deterministic: bool = False
     track: bool = False
 
@@ -73,6 +75,10 @@ def train(
     options = options or RunOptions()
     checked = _checked_device(device, recipe)
     with deterministic(options.deterministic), joined_processes(checked) as (processes, place):
+        if options.fsdp and processes.world == 1:
+            raise BronetError(
+                "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
+            )
         folder = Path(run_dir)
         resume = resume or _restarted(processes, folder)
         if resume:
@@ -85,7 +91,9 @@ def train(
             data_dir=Path(data_dir) if data_dir else None,
             workers=options.workers,
         )
-        model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=place)
+        # What is sharded need not fit on one device.
+        first_place = torch.device("cpu") if options.fsdp else place
+        model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=first_place)
         if not resume:
             run = RunFolder(folder)
             if processes.is_main:
@@ -102,11 +110,12 @@ def train(
             held_out=held_out,
             tracker=tracker,
             share_transforms=options.share_transforms,
+            fsdp=options.fsdp,
             resume=resume,
             progress=progress,
         )
+        save_weights(run.weights, model, recipe=recipe, writes=processes.is_main)
         if processes.is_main:
-            save_weights(run.weights, model, recipe=recipe)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
             run.write_record(record | {"finished": finished, "seconds": round(seconds, 3)})
         processes.wait()

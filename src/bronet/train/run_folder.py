@@ -36,10 +36,13 @@ ARTEFACTS = (
     "certificate.json",
     "certificate-train.csv",
     "certificate-train.json",
+    "certificate-sample.csv",
+    "certificate-sample.json",
     "targeted.csv",
     "targeted-train.csv",
     "model.onnx",
     "model.pt2",
+    "targeted-sample.csv",
 )
 
 Json = dict[str, object]

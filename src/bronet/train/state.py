@@ -51,18 +51,19 @@ class Training:
 def save(training: Training, step: int, seconds: float) -> None:
     """Write the state after `step` steps; the last few are kept, as many as the recipe says."""
     progress = Progress(step, seconds, training.tally.total())
-    if training.processes.is_main:
-        keep = training.recipe.train.keep_checkpoints
-        if training.saved_step != step:
-            set_aside(training.run, step=training.saved_step, keep=keep)
-        save_checkpoint(
-            training.run.checkpoint,
-            training.model,
-            training.optimizer,
-            progress,
-            recipe=training.recipe,
-            average=training.average,
-        )
+    keep, is_main = training.recipe.train.keep_checkpoints, training.processes.is_main
+    if is_main and training.saved_step != step:
+        set_aside(training.run, step=training.saved_step, keep=keep)
+    save_checkpoint(
+        training.run.checkpoint,
+        training.model,
+        training.optimizer,
+        progress,
+        recipe=training.recipe,
+        average=training.average,
+        writes=is_main,
+    )
+    if is_main:
         drop_old(training.run, keep=keep)
     training.saved_step = step
 

@@ -18,6 +18,7 @@ from bronet.recipe.schema import Recipe
 from bronet.train.forward import TrainingForward
 from bronet.train.lookahead import Lookahead
 from bronet.train.objective import objective
+from bronet.train.processes import Processes
 from bronet.train.tally import Tally
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
@@ -27,7 +28,8 @@ _WARM_UP = 3
 class TrainStep:
     """The step of a recipe on a model; call it with the inputs of each step in turn.
 
-    Several processes exchange numbers within a step, which is not recorded: `recorded` is then False.
+    Several processes exchange numbers within a step, which is not recorded: `recorded` is then False. Where parameters
+    are sharded, `sharded_over` are the processes that hold them.
     """
 
     def __init__(
@@ -39,16 +41,17 @@ class TrainStep:
         *,
         forward: nn.Module | None = None,
         recorded: bool = True,
+        sharded_over: Processes | None = None,
     ) -> None:
         self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
-        self.recorded = recorded
+        self.recorded, self.sharded_over = recorded, sharded_over
         self.device = next(model.parameters()).device
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
         self.pixels: Tensor | None = None
         self.labels: Tensor | None = None
-        self.recordable = all(layer.recordable for _, layer in model.chain())
+        self.recordable = recorded and all(layer.recordable for _, layer in model.chain())
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -65,7 +68,7 @@ class TrainStep:
         self.optimizer.set_learning_rate(learning_rate)
         self.eps.fill_(emma_eps)
         self.number.fill_(number)
-        if self.device.type != "cuda" or not (self.recorded and self.recordable):
+        if self.device.type != "cuda" or not self.recordable:
             self._compute(pixels, labels)
         elif self.graph is not None and self.pixels is not None and self.labels is not None:
             self.pixels.copy_(pixels)
@@ -97,18 +100,28 @@ class TrainStep:
         self.graph.replay()  # recording does not compute
 
     def _compute(self, pixels: Tensor, labels: Tensor) -> None:
-        recipe, model = self.recipe, self.model
+        recipe = self.recipe
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
             logits, gap = self.forward(pixels)
             loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            norm = _clip(model, recipe.optim.clip_norm)
+            norm = self._clip(recipe.optim.clip_norm)
             self.optimizer.inner_step()
         self.tally.add(
             step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
         )
+
+    def _clip(self, largest: float | None) -> Float[Tensor, ""]:
+        """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
+        parameters = self.optimizer.take_gradients()
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.sharded_over is not None:
+            norm = self.sharded_over.sum(norm.square()).sqrt()
+        if largest is not None:
+            clip_grads_with_norm_(parameters, largest, norm)
+        return norm
 
 
 @contextmanager
@@ -120,12 +133,3 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def _clip(model: nn.Module, largest: float | None) -> Float[Tensor, ""]:
-    """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if largest is not None:
-        clip_grads_with_norm_(parameters, largest, norm)
-    return norm

@@ -4,6 +4,7 @@ The certified accuracy uses the model's current estimate of its constants, as th
 certificate.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import certified_at, certified_radius
 from bronet.train.processes import Processes
+from bronet.train.sharding import is_sharded
 
 BATCH = 500
 
@@ -28,14 +30,18 @@ class Validation(NamedTuple):
 def validate(model: CertifiableModel, images: ImageSet, *, eps: float, processes: Processes) -> Validation:
     """Return the accuracies over all held-out images, each process doing its part; the model stays in training mode."""
     counts = torch.zeros(2, dtype=torch.float64, device=images.images.device)
-    mine = torch.arange(processes.rank, len(images), processes.world)
+    # Processes of a sharded network go through it together, so all take as many images: some one that does not count.
+    mine = torch.arange(-(-len(images) // processes.world)) * processes.world + processes.rank
+    # What a sharded network gathers for one pass is not to be kept for the next.
+    sharded = any(is_sharded(parameter) for parameter in model.parameters())
     model.eval()
-    with frozen(model):
+    with nullcontext() if sharded else frozen(model):
         gap = model.gap_lipschitz()
-        for index in mine.split(BATCH):
+        for wanted in mine.split(BATCH):
+            counted, index = (wanted < len(images)).to(counts.device), wanted.clamp(max=len(images) - 1)
             labels = images.labels[index.to(images.labels.device)]
             prediction, _, radius = certified_radius(model(images.pixels(index)), gap)
-            correct = prediction == labels
+            correct = (prediction == labels) & counted
             counts += torch.stack((correct.sum(), certified_at(radius, correct, eps).sum()))
     model.train()
     accuracy, certified = (processes.sum(counts) / len(images)).tolist()

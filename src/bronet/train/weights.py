@@ -12,15 +12,21 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
+from bronet.train.sharding import cut, gathered, part_of
 from bronet.train.tensor_file import check_names, check_shape, read_metadata, read_tensors, write_tensors
 
 KIND = "weights"
 RECIPE_KEY = "recipe"
 
 
-def save_weights(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
-    """Write the model's parameters and buffers with the recipe, atomically."""
-    write_tensors(path, KIND, model.state_dict(), {RECIPE_KEY: to_text(recipe)})
+def save_weights(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = True) -> None:
+    """Write the model's parameters and buffers with the recipe, atomically.
+
+    Of a run's processes one `writes`; where the model is sharded, all must call this.
+    """
+    state = gathered(model.state_dict(), kept=writes)
+    if writes:
+        write_tensors(path, KIND, state, {RECIPE_KEY: to_text(recipe)})
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -43,4 +49,5 @@ def copy_into(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         check_shape(path, name, tensor, state[name])
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise BronetError(f"{name} in {path} must be finite, but it holds NaN or infinity")
-    model.load_state_dict(tensors)
+    for name, tensor in tensors.items():
+        part_of(state[name]).copy_(cut(tensor, state[name]))

@@ -39,7 +39,9 @@ class BCOPConv2d(SpatialConv2d):
         c = min(self.in_channels, out_channels)
         self.core = nn.Parameter(torch.empty(out_channels, self.in_channels, device=device, dtype=dtype))
         shape = (2 * (kernel_size - 1), c, max(1, c // 2))
-        self.halves = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        halves = torch.empty(shape, device=device, dtype=dtype)
+        # A 1 x 1 kernel is the core alone. An empty parameter would never get a gradient.
+        self.halves = nn.Parameter(halves) if kernel_size > 1 else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -48,12 +50,13 @@ class BCOPConv2d(SpatialConv2d):
             return
         with torch.no_grad():  # the factorisation behind it does not exist in half precision
             self.core.copy_(nn.init.orthogonal_(self.core.float()))
-            for half in self.halves:
+            for half in self.halves if self.halves is not None else ():
                 half.copy_(nn.init.orthogonal_(half.float()))
 
     def derive(self, key: object) -> Tensor:
         assert isinstance(key, torch.dtype)
-        return bcop_kernel(self.core.to(key), self.halves.to(key), steps=self.steps)
+        halves = self.halves.to(key) if self.halves is not None else None
+        return bcop_kernel(self.core.to(key), halves, steps=self.steps)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         """Return the proved bound for this size, which must be given."""

@@ -28,6 +28,7 @@ class CPLConv2d(PotentialConv2d):
     """
 
     forward_uses_estimate: ClassVar[bool] = True
+    parameter_methods: ClassVar[tuple[str, ...]] = ("update_estimate",)
     power_vector: Tensor
 
     def __init__(

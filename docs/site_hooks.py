@@ -1,0 +1,60 @@
+"""What the site needs beyond the pages of this folder: pages and pictures that live elsewhere, and inline drawings.
+
+Pages link to files of the repository as they lie there, so that they read well on any host of the source; the site
+takes copies of those files in and turns the links to them. Drawings (SVG) are set into the page itself, their few
+named colours replaced by the theme's, so that they follow it from light to dark.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "figures"))
+from palette import COLOURS  # noqa: E402
+
+PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""Pages at the root of the repository, by the name they have on the site."""
+PICTURES = re.compile(r"\]\(\.\./(results/[\w./-]+)\)")
+DRAWING = re.compile(r'<img alt="([^"]*)" src="(figures/[\w-]+\.svg)" ?/?>')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages at the root, and every file of results/ that a page links to."""
+    for name, source in PAGES.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
+    wanted = {name for page in (ROOT / "docs").glob("*.md") for name in PICTURES.findall(page.read_text("utf-8"))}
+    for name in sorted(wanted):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links that are right in the repository into links that are right on the site."""
+    if page.file.src_uri in PAGES:
+        markdown = markdown.replace("](docs/", "](")
+    markdown = markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace(
+        "](../CHANGELOG.md", "](changelog.md"
+    )
+    return PICTURES.sub(r"](\1)", markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Set the drawings into the page."""
+    return DRAWING.sub(lambda match: inlined(ROOT / "docs" / match[2], alt=match[1]), html)
+
+
+def inlined(path: Path, *, alt: str) -> str:
+    """Return a drawing as an element of a page, in the theme's colours."""
+    text = path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    for name, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--figure-{name})")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{alt}" ', 1)
+    return f'<div class="figure">{text}</div>'

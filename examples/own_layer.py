@@ -1,0 +1,68 @@
+"""An orthogonal convolution of one's own: a chain of Householder reflections at every frequency.
+
+    W = H_1 H_2 ... H_n,    H_i = I - 2 v_i v_i* / (v_i* v_i)
+
+where v_i is column i of the kernel's Fourier transform. Every H_i is unitary, so W is, whatever the kernel. Use it with
+
+    bronet --layers examples/own_layer.py train digits/quickstart --set model.backbone=chain
+"""
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.layers import Kind, LipschitzLayer, Request, register_convolution
+from bronet.layers.rivals.fourier_conv import FourierConv2d
+
+
+class ReflectionChainConv2d(FourierConv2d):
+    """x -> H_1 H_2 ... H_n x at every frequency; orthogonal for every kernel, and the identity at the start.
+
+    Guaranteed by the base class: a proof bounds the matrices W as they came out, so nothing here need be trusted.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int = 3,
+        *,
+        circular: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(channels, channels, kernel_size, circular=circular, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Start with pairs of equal reflections, which undo each other."""
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight[:, 1::2] = self.weight[:, : self.weight.shape[1] // 2 * 2 : 2]
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        """Return the product of the reflections along the columns of V, one matrix per frequency."""
+        largest = V.abs().amax(-2, keepdim=True)
+        V = V / largest.clamp_min(torch.finfo(largest.dtype).tiny)  # no overflow; a zero column stays zero
+        U = V / torch.linalg.vector_norm(V, dim=-2, keepdim=True).clamp_min(0.5)  # at least one where V is not zero
+        W = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device).expand(*V.shape[:-2], -1, -1)
+        for u in U.split(1, dim=-1):
+            W = W - 2 * (W @ u) * u.mH
+        return W
+
+
+def build(request: Request) -> LipschitzLayer:
+    """Return the layer that a recipe asks for; what it cannot do is refused."""
+    if request.in_channels != request.out_channels or request.stride != 1:
+        raise BronetError(
+            "a chain convolution must keep channels and size, "
+            f"got {request.in_channels} to {request.out_channels} channels with stride {request.stride}"
+        )
+    return ReflectionChainConv2d(
+        request.in_channels,
+        request.kernel_size,
+        circular=request.circular,
+        device=request.device,
+        dtype=request.dtype,
+    )
+
+
+register_convolution("chain", Kind(build))

@@ -1,0 +1,140 @@
+"""From a name or a folder to a trained network.
+
+A name is that of a network in the package. A folder is that of a run, or of the form this room writes. Nothing is
+allocated before the names and shapes in the weights' file are those of the network that the recipe describes, so that a
+hostile folder can waste no more memory than its own size.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from bronet.certify.hashes import file_hash
+from bronet.errors import BronetError
+from bronet.models import CertifiableModel, build_model
+from bronet.pretrained.config import Json, class_names, read_config
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.reader import nearest
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import differing_keys, from_text
+from bronet.train.run_folder import RunFolder
+from bronet.train.tensor_file import check_names, check_shape, read_tensors
+from bronet.train.weights import KIND, RECIPE_KEY, copy_into
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+HOME = "networks"
+"""Folder of the package's own networks, as model/data set below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedNetwork:
+    """A trained network that was found, not yet loaded.
+
+    `weights_sha256` is what its configuration promises of the file; None for a run folder, which promises nothing.
+    """
+
+    name: str
+    folder: Path
+    recipe: Recipe
+    classes: tuple[str, ...]
+    record: Json
+    weights_sha256: str | None
+
+    @property
+    def weights(self) -> Path:
+        """The file of its weights."""
+        return self.folder / WEIGHTS
+
+
+def pretrained_names() -> tuple[str, ...]:
+    """Return the names of the networks in the package."""
+    home = package_home()
+    return tuple(sorted(str(path.parent.relative_to(home)) for path in home.glob(f"*/*/{CONFIG}")))
+
+
+def package_home() -> Path:
+    """Return the folder of the package's own networks."""
+    return Path(str(resources.files("bronet.pretrained"))) / HOME
+
+
+def find_network(what: Path | str) -> TrainedNetwork:
+    """Return the network of a run folder, of a pretrained folder, or of a name; existing folders come first."""
+    folder = Path(what)
+    if (run := RunFolder(folder)).recipe_file.is_file():
+        recipe = run.recipe()
+        return TrainedNetwork(
+            name=folder.resolve().name,
+            folder=folder,
+            recipe=recipe,
+            classes=class_names(recipe.data.spec()),
+            record={},
+            weights_sha256=None,
+        )
+    name = folder.resolve().name
+    if not (folder / CONFIG).is_file():
+        name, folder = str(what), _packaged(str(what))
+    config = read_config(folder / CONFIG)
+    return TrainedNetwork(
+        name=name,
+        folder=folder,
+        recipe=config.recipe,
+        classes=config.classes,
+        record=config.record,
+        weights_sha256=config.weights_sha256,
+    )
+
+
+def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> CertifiableModel:
+    """Return the network of a name or a folder, in evaluation mode.
+
+    Guaranteed: every tensor of the model came from the file, has the model's shape and is finite. The file's bytes are
+    those that the configuration names.
+    """
+    network = find_network(what)
+    check_weights(network)
+    tensors, metadata = read_tensors(network.weights, KIND, [RECIPE_KEY])
+    differing = differing_keys(from_text(metadata[RECIPE_KEY]), network.recipe)
+    if differing:
+        raise BronetError(f"{network.folder}: its two files must have one recipe, but {differing[0]} differs")
+    if (layers := _layers(network.recipe.model)) > len(tensors):
+        raise BronetError(f"{network.weights} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
+    expected = build_model(network.recipe.model, network.recipe.data.spec(), device="meta").state_dict()
+    check_names(network.weights, tensors, expected)
+    for name, tensor in tensors.items():
+        check_shape(network.weights, name, tensor, expected[name])
+    model = build_model(network.recipe.model, network.recipe.data.spec(), device=device)
+    copy_into(model, tensors, network.weights)
+    return model.eval()
+
+
+def check_weights(network: TrainedNetwork) -> None:
+    """Raise unless the weights are there, and are those that the configuration names."""
+    if not network.weights.is_file():
+        raise BronetError(f"{network.name} must have its weights in {network.weights}, but there is no such file")
+    if network.weights_sha256 is not None and file_hash(network.weights) != network.weights_sha256:
+        raise BronetError(f"{network.weights} must be the file that {CONFIG} names by its hash, but its bytes differ")
+
+
+def _packaged(name: str) -> Path:
+    names = pretrained_names()
+    if name in names:
+        return package_home() / name
+    hint = f"; did you mean {nearest(name, names)!r}?" if names else ""
+    raise BronetError(
+        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither{hint}"
+    )
+
+
+def _layers(architecture: Architecture) -> int:
+    """Return how many layers with parameters an architecture has at least."""
+    match architecture:
+        case BRONetArchitecture():
+            return architecture.depth + architecture.dense_depth + architecture.regularized_depth
+        case LipConvNetArchitecture():
+            return architecture.depth
+        case _:
+            return len(architecture.widths)

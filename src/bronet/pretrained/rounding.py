@@ -1,0 +1,55 @@
+"""Rounding trained weights to bf16, before anything is proved of them.
+
+Any values of the parameters give layers with proved bounds, so rounding costs accuracy (a little) and never soundness,
+as long as the certificate is made from the rounded weights. Kernels and matrices become bf16; vectors (biases, means,
+alpha) stay as they are: they are small, and a rounded mean would shift every activation.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bronet.certify.run import load_model
+from bronet.errors import BronetError
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import to_text
+from bronet.train.run_folder import RunFolder, create_run, open_run
+from bronet.train.tensor_file import write_tensors
+from bronet.train.weights import KIND, RECIPE_KEY
+
+REMARK = "kernels and matrices rounded to bf16 after training"
+
+
+def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with two or more dimensions as bf16, the others unchanged."""
+    return {
+        name: tensor.to(torch.bfloat16) if tensor.ndim > 1 and tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
+
+
+def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
+    """Write the rounded weights with the recipe; rounding twice gives the same bytes as rounding once."""
+    write_tensors(path, KIND, rounded(model.state_dict()), {RECIPE_KEY: to_text(recipe)})
+
+
+def round_run(run_dir: Path | str, out: Path | str) -> RunFolder:
+    """Return a new run folder with the rounded weights, the recipe, the log and the record of a run.
+
+    The record says that they are rounded. Nothing that was proved of the run is copied: certify the new one.
+    """
+    run, out = open_run(Path(run_dir)), Path(out)
+    if out.resolve() == run.path.resolve():
+        raise BronetError(f"--out must be another folder than the run's, got {out}")
+    recipe = run.recipe()
+    model = load_model(run, recipe)
+    result = create_run(out, recipe)
+    if run.log.exists():
+        shutil.copyfile(run.log, result.log)
+    if run.record.exists():
+        result.write_record({**json.loads(run.record.read_text(encoding="utf-8")), "weights": REMARK})
+    save_rounded(result.weights, model, recipe=recipe)
+    return result

@@ -1,0 +1,123 @@
+"""What the page is told, as JSON: the runs, one network, what is proved of an image, what an attack found.
+
+Every radius is the float64 certificate's. Numbers that are infinite are null: no point at all changes the class.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bronet.attack.single import Progress, attack_prediction
+from bronet.errors import BronetError
+from bronet.report.table import bound_text
+from bronet.web.picture import WHITE, noise_picture, picture, sheet
+from bronet.web.served import Card, Json, Served
+from bronet.web.upload import read_upload
+
+STEPS = 40
+"""Steps of one restart of the attack."""
+MOST_RESTARTS = 5
+CURVE_DIGITS = 6
+
+
+def card_answer(card: Card) -> Json:
+    """Return name, data set and curve of a run: corners of a step function, as (radius, accuracy)."""
+    corners = [] if card.curve is None else zip(card.curve.radius.tolist(), card.curve.accuracy.tolist(), strict=True)
+    return {
+        "name": card.name,
+        "recipe": card.recipe.name,
+        "data": card.recipe.data.name,
+        "eps": list(card.eps),
+        "images": card.images,
+        "remark": card.remark,
+        "curve": [[round(radius, CURVE_DIGITS), round(share, CURVE_DIGITS)] for radius, share in corners],
+    }
+
+
+def network_answer(served: Served) -> Json:
+    """Return the classes, the bounds of all layers, and the sample images as one picture."""
+    channels, height, width = served.model.image_shape
+    samples = served.samples
+    drawn = None if samples is None else sheet(samples.images.cpu(), scale=samples.scale)
+    layers = served.bounds["layers"]
+    assert isinstance(layers, list)
+    return {
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "classes": list(served.classes),
+        "lipschitz": bound_text(served.network.lipschitz),
+        "layers": [{**layer, "bound": bound_text(layer["lipschitz"])} for layer in layers],
+        "remark": served.remark,
+        "labels": [] if samples is None else samples.labels.tolist(),
+        "sheet": None if drawn is None else {"picture": drawn.picture, "columns": drawn.columns, "rows": drawn.rows},
+    }
+
+
+def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
+    """Return a sample image in float64."""
+    count = 0 if served.samples is None else len(served.samples)
+    if served.samples is None or not 0 <= number < count:
+        raise BronetError(f"sample must satisfy 0 <= sample < {count}, got {number}")
+    return served.samples.pixels(torch.tensor([number]), dtype=torch.float64)
+
+
+def uploaded_pixels(served: Served, content: bytes) -> Float[Tensor, "1 c h w"]:
+    """Return an image that was sent, of the model's size, in float64."""
+    channels, height, width = served.model.image_shape
+    stored = read_upload(content, (channels, height, width))
+    return (stored.to(torch.float64) / WHITE)[None].to(_device(served))
+
+
+def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
+    """Return prediction, radius, and margin and proved distance to every other class, the nearest first."""
+    proved = served.network.certify(image)
+    logits = served.network.logits(image)[0].tolist()
+    prediction = int(proved.prediction)
+    others = [number for number in range(len(logits)) if number != prediction]
+    distances = proved.targeted[0].tolist()
+    rivals = [
+        {"class": number, "margin": logits[prediction] - logits[number], "radius": _finite(distances[number])}
+        for number in sorted(others, key=lambda number: distances[number])
+    ]
+    return {
+        "picture": picture(image[0]),
+        "prediction": prediction,
+        "margin": float(proved.margin),
+        "radius": _finite(float(proved.radius)),
+        "rounding": float(proved.rounding),
+        "farthest": math.sqrt(image.numel()),
+        "rivals": rivals,
+    }
+
+
+def attack_answer(
+    served: Served, image: Float[Tensor, "1 c h w"], *, eps: float, restarts: int, progress: Progress
+) -> Json:
+    """Return the strongest point that an attack found within eps: its class, its distance, and pictures of it."""
+    found = attack_prediction(
+        served.model, served.network, image, eps=eps, steps=STEPS, restarts=restarts, progress=progress
+    )
+    noise, gain = noise_picture((found.point - image)[0])
+    return {
+        "eps": eps,
+        "success": found.success,
+        "refutes": found.refutes,
+        "prediction": found.prediction,
+        "found": found.found,
+        "distance": found.distance,
+        "radius": _finite(found.radius),
+        "picture": picture(found.point[0]),
+        "noise": noise,
+        "gain": gain,
+    }
+
+
+def _device(served: Served) -> torch.device:
+    return next(served.model.parameters()).device
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

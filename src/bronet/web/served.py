@@ -1,0 +1,138 @@
+"""What is served: networks with their proofs, some images to choose from, and the curves that their folders hold.
+
+A folder is read at the start; its network is loaded and proved when it is first asked for.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bronet.certify.hashes import file_hash
+from bronet.certify.network import ProvedNetwork, prove
+from bronet.certify.run import describe, load_model
+from bronet.data import ImageSet, load_images
+from bronet.errors import BronetError
+from bronet.models import CertifiableModel
+from bronet.recipe import Recipe
+from bronet.report.curve import Curve, certified_curve
+from bronet.report.evidence import Evidence, read_evidence
+from bronet.train.run_folder import RunFolder, open_run
+
+DEFAULT_RUN = Path("runs/quickstart")
+DRAWABLE_CHANNELS = (1, 3)
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the folder of a run tells without its network: `curve` is None where `remark` says why."""
+
+    name: str
+    folder: RunFolder
+    recipe: Recipe
+    classes: tuple[str, ...]
+    curve: Curve | None
+    eps: tuple[str, ...]
+    images: int
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A network that can be asked: model, proof, layers' bounds, class names, and sample images if there are any."""
+
+    model: CertifiableModel
+    network: ProvedNetwork
+    bounds: Json
+    classes: tuple[str, ...]
+    samples: ImageSet | None
+    remark: str
+
+
+def read_cards(runs: Sequence[str]) -> list[Card]:
+    """Return the cards of the runs; without any, that of the quick start. A run without weights is refused."""
+    if not runs and not (DEFAULT_RUN / "recipe.yaml").is_file():
+        raise BronetError(
+            f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it"
+        )
+    chosen = runs or [str(DEFAULT_RUN)]
+    folders = [open_run(Path(run)) for run in chosen]
+    names = [folder.path.resolve().name for folder in folders]
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    return [
+        _read_card(run if name in repeated else name, folder)
+        for run, name, folder in zip(chosen, names, folders, strict=True)
+    ]
+
+
+def _read_card(name: str, folder: RunFolder) -> Card:
+    recipe, weights = folder.recipe(), file_hash(folder.weights)
+    channels = recipe.data.spec().channels
+    if channels not in DRAWABLE_CHANNELS:
+        raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
+    evidence, remark = _evidence(folder, weights)
+    return Card(
+        name=name,
+        folder=folder,
+        recipe=recipe,
+        classes=evidence.certificate.classes if evidence else (),
+        curve=certified_curve(evidence.rows) if evidence else None,
+        eps=evidence.certificate.eps if evidence else (),
+        images=len(evidence.rows) if evidence else 0,
+        remark=remark,
+    )
+
+
+def _evidence(folder: RunFolder, weights: str) -> tuple[Evidence | None, str]:
+    """Return what the folder proves of the test images, or None and the reason; other weights prove nothing."""
+    advice = f"bronet certify {folder.path}"
+    if not (folder.path / "certificate.csv").exists():
+        return None, f"not certified yet: {advice}"
+    try:
+        evidence = read_evidence(folder.path)
+    except BronetError as error:
+        return None, str(error)
+    if evidence.certificate.weights_sha256 != weights:
+        return None, f"its certificate is of other weights: {advice}"
+    return evidence, ""
+
+
+def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None) -> Served:
+    """Load and prove the network of a card, and fetch sample images of its test split where the data set is at hand."""
+    data = card.recipe.data
+    model = load_model(card.folder, card.recipe, device=device).requires_grad_(False)
+    network = prove(model)
+    try:
+        images, remark = load_images(data, "test", limit=samples, data_dir=data_dir).to(device), ""
+    except BronetError as error:
+        images, remark = None, str(error)
+    numbered = tuple(f"class {number}" for number in range(data.spec().classes))
+    return Served(
+        model=model,
+        network=network,
+        bounds=describe(network, dict(model.chain())),
+        classes=images.classes if images else card.classes or numbered,
+        samples=images,
+        remark=remark,
+    )
+
+
+class Gallery:
+    """All runs that are served. Networks are opened on first use: only one thread may ask for them."""
+
+    def __init__(self, cards: Sequence[Card], *, samples: int, device: str, data_dir: Path | None) -> None:
+        self.cards = tuple(cards)
+        self.device = torch.device(device)
+        self._samples, self._data_dir = samples, data_dir
+        self._opened: dict[int, Served] = {}
+
+    def open(self, number: int) -> Served:
+        """Return the network of a run, kept from then on."""
+        if number not in self._opened:
+            self._opened[number] = open_served(
+                self.cards[number], samples=self._samples, device=str(self.device), data_dir=self._data_dir
+            )
+        return self._opened[number]

@@ -1,0 +1,216 @@
+"""Pretrained networks: what is loaded is what was saved, and a folder that lies is refused in one line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import bronet
+from bronet import BronetError
+from bronet.certify.hashes import file_hash
+from bronet.certify.rows import read_rows
+from bronet.certify.run import certify_run, load_model
+from bronet.certify.verify import verify_run
+from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
+from bronet.pretrained.find import package_home
+from bronet.train import open_run
+from tiny_run import train_tiny_run
+
+DIGITS = "bronet-digits/digits"
+MEGABYTES = 40
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny_run(tmp_path_factory.mktemp("pretrained") / "run")
+
+
+@pytest.fixture(scope="module")
+def saved(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pretrained(run, tmp_path_factory.mktemp("pretrained") / "saved")
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "folder")
+
+
+def test_a_saved_network_is_the_runs_network_rounded_to_bf16(run: Path, saved: Path) -> None:
+    trained = load_model(open_run(run), open_run(run).recipe()).state_dict()
+    loaded = load_pretrained(saved).state_dict()
+    assert loaded.keys() == trained.keys()
+    for name, tensor in trained.items():
+        expected = tensor.bfloat16().float() if tensor.ndim > 1 else tensor
+        assert torch.equal(loaded[name], expected), name
+    assert not load_pretrained(saved).training
+
+
+def test_saving_twice_gives_the_same_bytes_and_rounding_is_idempotent(run: Path, saved: Path, tmp_path: Path) -> None:
+    rounded = round_run(run, tmp_path / "rounded")
+    assert rounded.weights.read_bytes() == (saved / "model.safetensors").read_bytes()
+    again = save_pretrained(rounded.path, tmp_path / "again")
+    assert {path.name for path in again.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert (again / "model.safetensors").read_bytes() == rounded.weights.read_bytes()
+    assert "rounded to bf16" in (again / "config.json").read_text()
+
+
+def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_weights(run: Path, tmp_path: Path) -> None:
+    certified = shutil.copytree(run, tmp_path / "certified")
+    certify_run(certified, limit=20)
+    card = save_pretrained(certified, tmp_path / "float32") / "README.md"
+    assert "No certificate of these weights" in card.read_text()
+    rounded = round_run(run, tmp_path / "rounded")
+    certify_run(rounded.path, limit=20)
+    card = save_pretrained(rounded.path, tmp_path / "bf16") / "README.md"
+    assert "On 20 test images of digits" in card.read_text()
+
+
+def _json(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        change(config)
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return apply
+
+
+def _weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Change the tensors, and let the configuration name the new file: a liar would."""
+
+    def apply(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        change(tensors)
+        save_file(tensors, path, metadata=metadata)
+        _json(lambda config: config.update(weights_sha256=file_hash(path)))(folder)
+
+    return apply
+
+
+def _text(name: str, content: bytes) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+        if name == "model.safetensors":
+            _json(lambda config: config.update(weights_sha256=file_hash(folder / name)))(folder)
+
+    return apply
+
+
+def _deeper(config: dict[str, object]) -> None:
+    config["recipe"]["model"]["depth"] = 10**9  # type: ignore[index]
+
+
+HOSTILE = {
+    "no JSON": (_text("config.json", b"{"), "must be JSON"),
+    "nested": (_text("config.json", b"[" * 100_000), "must be JSON"),
+    "a list": (_text("config.json", b"[]"), "must hold a JSON object"),
+    "no text": (_text("config.json", b"\xff\xfe"), "cannot read"),
+    "too long": (_text("config.json", b" " * (1 << 21)), "at most 1048576 bytes"),
+    "version": (_json(lambda config: config.update(version=2)), "version 1, got 'bronet' version 2"),
+    "format": (_json(lambda config: config.pop("format")), "must be of the format 'bronet'"),
+    "key": (_json(lambda config: config["recipe"].update(run="rm")), "unknown recipe key run"),  # type: ignore[attr-defined]
+    "recipe": (_json(lambda config: config.update(recipe=3)), "must be a table of settings"),
+    "classes": (_json(lambda config: config.update(classes=["a"])), "classes must be the 10 names"),
+    "class kinds": (_json(lambda config: config.update(classes=[1] * 10)), "classes must be a list of names"),
+    "data set": (_json(lambda config: config.update(dataset={})), "must describe the recipe's data set"),
+    "hash": (_json(lambda config: config.update(weights_sha256="0")), "its bytes differ"),
+    "depth": (_json(_deeper), "one recipe, but model.depth differs"),
+    "missing": (_weights(lambda tensors: tensors.pop("head.bias")), "lacks 1 tensors"),
+    "extra": (_weights(lambda tensors: tensors.update(more=torch.zeros(1))), "tensors this model has not"),
+    "shape": (_weights(lambda tensors: tensors.update({"head.bias": torch.zeros(3)})), "must have shape"),
+    "integers": (
+        _weights(lambda tensors: tensors.update({"head.bias": torch.zeros(10, dtype=torch.int64)})),
+        "must hold torch.float32 numbers",
+    ),
+    "NaN": (_weights(lambda tensors: tensors["head.bias"].fill_(torch.nan)), "must be finite"),
+    "huge header": (_text("model.safetensors", b"\xff" * 7 + b"\x7f" + b"{}"), "damaged, cut short or of another kind"),
+    "pickle": (_text("model.safetensors", b"\x80\x04cos\nsystem\n."), "damaged, cut short or of another kind"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors, but there is no such"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_folder_is_refused_in_one_line(case: str, folder: Path) -> None:
+    change, words = HOSTILE[case]
+    change(folder)
+    with pytest.raises(BronetError) as caught:
+        load_pretrained(folder)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_depth_that_both_files_claim_allocates_nothing(folder: Path) -> None:
+    """The weights' own recipe says a billion layers too, but the file has tensors for a few."""
+    _json(_deeper)(folder)
+    path = folder / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["bronet"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header["recipe"] = header["recipe"].replace("depth: 1\n", "depth: 1000000000\n", 1)
+    save_file(tensors, path, metadata={"bronet": json.dumps(header)})
+    _json(lambda config: config.update(weights_sha256=file_hash(path)))(folder)
+    with pytest.raises(BronetError, match="a tensor for each of the 1000000001 layers"):
+        load_pretrained(folder)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(BronetError, match=f"did you mean '{DIGITS}'"):
+        bronet.load_pretrained("bronet-digit/digits")
+
+
+def test_a_run_folder_loads_as_well(run: Path) -> None:
+    model = load_pretrained(run)
+    assert torch.equal(model.head.bias, load_model(open_run(run), open_run(run).recipe()).head.bias)
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_a_network_in_the_package_loads_and_its_card_says_what_it_must(name: str) -> None:
+    folder = package_home() / name
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    model = bronet.load_pretrained(name)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for heading in ("## Training", "## What is proved", "## Intended use and limits", "## Licence"):
+        assert heading in card
+    assert "certified accuracy, radius" in card
+    assert name in card
+
+
+def test_the_weights_in_the_package_are_small_together() -> None:
+    assert DIGITS in pretrained_names()
+    size = sum(path.stat().st_size for path in package_home().rglob("*") if path.is_file())
+    assert size <= MEGABYTES * 10**6
+
+
+def test_unpacking_gives_a_run_that_certifies_and_verifies(tmp_path: Path) -> None:
+    network = find_network(DIGITS)
+    run = unpack(network, tmp_path / "run")
+    assert run.weights.read_bytes() == network.weights.read_bytes()
+    certify_run(run.path, limit=25)
+    assert verify_run(run.path).images == 25
+    assert unpack(network, tmp_path / "run").path == run.path
+
+
+def test_unpacking_refuses_a_folder_with_another_run(run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    with pytest.raises(BronetError, match="with another run"):
+        unpack(find_network(DIGITS), other)
+
+
+def test_the_published_rows_of_the_digits_come_out_again(tmp_path: Path) -> None:
+    """Evidence: the committed rows are those of the weights in the package."""
+    run = unpack(find_network(DIGITS), tmp_path / "run")
+    again = certify_run(run.path, limit=40).rows
+    for row, published in zip(again, read_rows(ROOT / "results" / "digits" / "certificate.csv"), strict=False):
+        assert (row.index, row.prediction) == (published.index, published.prediction)
+        assert row.radius == pytest.approx(published.radius, rel=1e-9, abs=1e-12)

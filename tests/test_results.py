@@ -1,0 +1,36 @@
+"""What is committed under results/ is evidence: whole, sealed, and without paths of a machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bronet.certify.hashes import SEAL, file_hash, sealed
+from bronet.certify.verify import read_certificate
+from bronet.recipe import from_text
+
+RESULTS = Path(__file__).parents[1] / "results"
+UNSEALED = RESULTS / "precision" / "bf16" / "certificate.json"
+"""Made before certificates were sealed."""
+CERTIFICATES = sorted(path for path in RESULTS.rglob("certificate*.json") if path != UNSEALED)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|tmp|root|work|Users|mnt|data|scratch)/")
+
+
+def test_there_is_evidence() -> None:
+    assert RESULTS / "digits" / "certificate.json" in CERTIFICATES
+
+
+@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_a_published_certificate_is_sealed_and_speaks_of_the_files_beside_it(path: Path) -> None:
+    facts = read_certificate(path)
+    assert sealed(facts)[SEAL] == facts[SEAL]
+    assert file_hash(path.with_suffix(".csv")) == facts["rows_sha256"]
+    recipe = path.parent / "recipe.yaml"
+    assert file_hash(recipe) == facts["recipe_sha256"]
+    assert from_text(recipe.read_text(encoding="utf-8")).data.name == facts["data"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "yaml", "md"])
+def test_no_file_names_a_path_of_a_machine(suffix: str) -> None:
+    for path in RESULTS.rglob(f"*.{suffix}"):
+        assert not MACHINE_PATH.search(path.read_text(encoding="utf-8")), path

@@ -1,0 +1,188 @@
+"""The page in a real browser: choose, attack, upload, by mouse and by keys, wide and narrow, light and dark."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from bronet.certify.run import certify_run
+from browser import CHROMIUM, WITHOUT, Tab, open_tab
+from serving import Site, make_colour_run, serving
+from tiny_run import train_tiny_run
+from web_files import encoded, noise_image
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
+pytestmark = pytest.mark.usefixtures("one_thread")
+READABLE = 4.5
+"""Least contrast of text that the accessibility guidelines (WCAG, AA) ask for."""
+VERDICT = "document.getElementById('verdict').textContent"
+NOISE = "document.getElementById('noise-after').getAttribute('src')"
+WIDE, PHONE = (1200, 900), (360, 740)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("runs")
+    digits = train_tiny_run(folder / "digits")
+    certify_run(digits, limit=40)
+    with serving([digits, make_colour_run(folder / "colours")]) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with open_tab(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser: Tab, site: Site) -> Tab:
+    """Return the page, freshly opened, with the first sample shown."""
+    browser.resize(*WIDE)
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(site.address)
+    browser.wait(NOISE)
+    return browser
+
+
+def chosen(tab: Tab) -> int:
+    """Return which sample is marked."""
+    marked = (
+        "[...document.querySelectorAll('.sample')].findIndex(tile => tile.getAttribute('aria-selected') === 'true')"
+    )
+    return int(tab.run(marked))
+
+
+@needs_browser
+def test_a_click_shows_what_is_proved_and_nothing_is_fetched_from_elsewhere(tab: Tab, site: Site) -> None:
+    tab.click(".sample:nth-child(4)")
+    tab.wait("state.chosen.sample === 3")
+    proof = site.ask("/api/runs/0/proof", {"sample": 3}).json
+    shown = float(tab.text("#radius"))
+    assert proof["radius"] - 1e-4 <= shown <= proof["radius"]  # rounded down
+    assert tab.text("#prediction") == str(proof["prediction"])
+    assert len(tab.run("[...document.querySelectorAll('#rivals tr')].map(row => row.innerText)")) == 9
+    tab.wait(NOISE)
+    assert tab.text("#noise-answer") == f"provably still {proof['prediction']}"
+    assert all(request.startswith((site.address, "data:")) for request in tab.requests)
+    assert tab.complaints == []
+
+
+@needs_browser
+def test_samples_are_walked_through_by_keys(tab: Tab) -> None:
+    tab.run("document.querySelector('.sample[tabindex=\"0\"]').focus()")
+    columns = tab.run(
+        "[...document.querySelectorAll('.sample')].filter(tile => tile.offsetTop === "
+        "document.querySelector('.sample').offsetTop).length"
+    )
+    for key, expected in (
+        ("ArrowRight", 1),
+        ("ArrowDown", 1 + columns),
+        ("ArrowLeft", columns),
+        ("End", 39),
+        ("Home", 0),
+    ):
+        tab.press(key)
+        tab.wait(f"state.chosen.sample === {expected}")
+        assert chosen(tab) == expected
+        assert tab.run("document.activeElement.getAttribute('aria-selected')") == "true"
+
+
+@needs_browser
+def test_an_attack_inside_the_radius_fails_on_the_page(tab: Tab) -> None:
+    assert "inside the radius" in tab.text("#budget-side")
+    tab.click("#go")
+    assert tab.wait(VERDICT).startswith("Failed, as it must: within ")
+    assert tab.run("document.getElementById('found').hidden")
+    assert tab.run("document.querySelectorAll('.band-broken')[0].getAttribute('width')") == "0"
+    assert tab.complaints == []
+
+
+@needs_browser
+def test_an_attack_beyond_the_radius_draws_the_strip_between_proof_and_attack(tab: Tab) -> None:
+    tab.run("setBudget(state.end = Number(document.getElementById('budget').max = 4))")
+    assert "beyond the radius" in tab.text("#budget-side")
+    tab.run("document.getElementById('budget').focus()")
+    tab.press("Enter")  # the key works from the slider
+    assert tab.wait(VERDICT).startswith("Found: ")
+    assert not tab.run("document.getElementById('found').hidden")
+    proved, unknown, broken = (
+        float(tab.run(f"document.querySelector('.band-{kind}').getAttribute('width')"))
+        for kind in ("proved", "open", "broken")
+    )
+    radius, found = tab.run("[state.proof.radius, state.found]")
+    assert proved > 0
+    assert unknown / proved == pytest.approx((found - radius) / radius, rel=1e-6)
+    assert broken > 0
+    assert "another answer was found at" in tab.run("document.getElementById('ruler').getAttribute('aria-label')")
+
+
+@needs_browser
+def test_a_bad_file_gets_a_sentence_and_the_image_stays(tab: Tab, tmp_path: Path) -> None:
+    before = tab.text("#radius")
+    bad = tmp_path / "holiday.png"
+    bad.write_text("not a picture")
+    tab.give_file("#file", bad)
+    tab.wait("!document.getElementById('trouble').hidden")
+    assert tab.text("#trouble") == "This file is not an image that can be read; use PNG, JPEG, WebP, GIF or BMP."
+    assert tab.text("#radius") == before
+    tab.wait(NOISE)
+    tab.run(
+        "(() => { const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File([], 'empty.png'));"
+        "window.dispatchEvent(new DragEvent('drop', { dataTransfer, cancelable: true })); })()"
+    )
+    tab.wait("document.getElementById('trouble').textContent === 'This file is empty; choose an image.'")
+    tab.click(".sample:nth-child(2)")
+    tab.wait("state.chosen.sample === 1")
+    assert tab.run("document.getElementById('trouble').hidden")
+
+
+@needs_browser
+def test_an_image_of_ones_own_is_a_prediction_and_can_be_attacked(tab: Tab, tmp_path: Path) -> None:
+    own = tmp_path / "own.jpg"
+    own.write_bytes(encoded(noise_image((3, 90, 120)), "JPEG"))
+    tab.give_file("#file", own)
+    tab.wait("state.chosen.image")
+    assert chosen(tab) == -1
+    assert tab.text("#truth").startswith("A prediction")
+    tab.click("#go")
+    assert tab.wait(VERDICT).startswith("Failed, as it must")
+    tab.run("openRun(1)")  # the same file, for another network
+    tab.wait("state.proof.rivals.length === 2 && state.chosen.image")
+    assert "class" in tab.text("#prediction")
+    assert "No sample images" in tab.text("#samples-remark")
+    assert "not certified yet" in tab.text("#curve-legend")
+    assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_narrow_window_needs_no_scrolling_sideways(tab: Tab, dark: bool) -> None:
+    tab.resize(*PHONE, dark=dark)
+    tab.run("document.querySelector('details').open = true")
+    assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    small = "[...document.querySelectorAll('button')].filter(button => button.offsetHeight && button.offsetHeight < 40)"
+    assert tab.run(f"{small}.length") == 0
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(18, 22, 30)" if dark else "rgb(255, 255, 255)"
+    )
+
+
+def luminance(colour: str) -> float:
+    shares = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_on_every_ground(theme: int) -> None:
+    style = files("bronet.web").joinpath("page.css").read_text(encoding="utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", re.findall(r":root \{(.*?)\}", style, re.S)[theme]))
+    pairs = [(text, ground) for text in ("ink", "quiet", "accent") for ground in ("paper", "card")]
+    pairs += [("ink", "wash"), ("ink", "warm-wash"), ("on-accent", "accent")]
+    for text, ground in pairs:
+        dim, bright = sorted((luminance(colours[text]), luminance(colours[ground])))
+        assert (bright + 0.05) / (dim + 0.05) >= READABLE, f"{text} on {ground}"
