@@ -10,10 +10,8 @@ def check(run: RunArgument) -> None:
 
     Writes nothing. Models of your own: bronet.check(model, input_shape) in Python (docs/convert.md).
     """
-    from bronet.certify.run import load_model
     from bronet.cli.console import open_console
     from bronet.foreign import check as check_model
-    from bronet.train import open_run
+    from bronet.pretrained import load_pretrained
 
-    folder = open_run(run)
-    open_console().print(check_model(load_model(folder, folder.recipe())))
+    open_console().print(check_model(load_pretrained(run)))

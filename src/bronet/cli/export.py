@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import RunArgument
+from bronet.cli.options import RunArgument, run_folder
 
 
 class FileFormat(StrEnum):
@@ -38,7 +38,7 @@ def export(
     from bronet.export import Format, export_run
     from bronet.report.table import bound_text
 
-    done = export_run(run, format=Format(format.value), out=out)
+    done = export_run(run_folder(run), format=Format(format.value), out=out)
     size = done.path.stat().st_size / 2**20
     images = f"over {done.images} random images"
     facts = [

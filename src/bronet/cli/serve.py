@@ -1,11 +1,12 @@
 """`bronet serve`: a page in the browser that shows what is proved of an image."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name
+from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name, run_folder
 
 DEFAULT_PORT = 8017
 DEFAULT_HOST = "127.0.0.1"
@@ -16,7 +17,7 @@ def serve(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Folders of trained runs. Default: runs/quickstart.", show_default=False
+            metavar="[RUN]...", help="Trained runs or networks. Default: runs/quickstart.", show_default=False
         ),
     ] = None,
     *,
@@ -35,7 +36,7 @@ def serve(
 
     Example:  bronet serve runs/quickstart
 
-    Writes nothing. Ctrl-C ends it. Needs pip install 'bronet[web]'.
+    Ctrl-C ends it. A pretrained network is copied to a run folder first; nothing else is written. Needs pip install 'bronet[web]'.
     """
     from bronet.cli.console import open_console, say
     from bronet.web.local import is_local
@@ -48,7 +49,12 @@ def serve(
         from bronet.web.server import serve as serve_page
 
         console = open_console()
-        gallery = Gallery(read_cards(runs or []), samples=samples, device=place, data_dir=data_dir)
+        gallery = Gallery(
+            read_cards([str(run_folder(Path(run))) for run in runs or []]),
+            samples=samples,
+            device=place,
+            data_dir=data_dir,
+        )
         say(console, f"proving  {gallery.cards[0].name}")
         gallery.open(0)
         if not local:

@@ -29,9 +29,9 @@ def publish(
 ) -> list[Path]:
     """Write the evidence of a run into a folder, and its network under a name, and return what was written.
 
-    Guaranteed: seals and hashes of the run's certificates hold, and nothing is written otherwise. With `pretrained`
-    the certificate must be of weights that are already rounded (`bronet round`). `home` is where named networks are;
-    by default in this package.
+    Guaranteed: seals and hashes of the run's certificates hold, and nothing is written otherwise; the weights may be
+    elsewhere, and their hash is then the certificate's word. With `pretrained` they must be here, and rounded already
+    (`bronet round`). `home` is where named networks are; by default in this package.
     """
     run, results = open_run(Path(run_dir)), Path(results)
     if results.exists() and any(results.iterdir()) and not overwrite:
@@ -67,12 +67,13 @@ def _certificate(run: RunFolder, results: Path, split: str) -> dict[Path, bytes]
     if not files.facts.exists():
         return {}
     facts = read_certificate(files.facts)
-    hashes = (
+    hashes = [
         (f"seal of {files.facts.name}", sealed(facts)[SEAL], facts.get(SEAL)),
         (files.rows.name, file_hash(files.rows), facts.get("rows_sha256")),
-        (WEIGHTS, file_hash(run.weights), facts.get("weights_sha256")),
         ("recipe.yaml", file_hash(run.recipe_file), facts.get("recipe_sha256")),
-    )
+    ]
+    if run.weights.exists():
+        hashes.append((WEIGHTS, file_hash(run.weights), facts.get("weights_sha256")))
     for what, found, recorded in hashes:
         if found != recorded:
             raise BronetError(f"the certificate of {run.path} does not hold: {what} has changed; certify again")

@@ -14,9 +14,11 @@ from bronet.certify.hashes import file_hash
 from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.run import describe, load_model
 from bronet.data import ImageSet, load_images
+from bronet.data.sample import SAMPLED
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
+from bronet.recipe.schema import DataRecipe
 from bronet.report.curve import Curve, certified_curve
 from bronet.report.evidence import Evidence, read_evidence
 from bronet.train.run_folder import RunFolder, open_run
@@ -56,7 +58,8 @@ def read_cards(runs: Sequence[str]) -> list[Card]:
     """Return the cards of the runs; without any, that of the quick start. A run without weights is refused."""
     if not runs and not (DEFAULT_RUN / "recipe.yaml").is_file():
         raise BronetError(
-            f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it"
+            f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it, "
+            "or try: bronet serve bronet-digits/digits"
         )
     chosen = runs or [str(DEFAULT_RUN)]
     folders = [open_run(Path(run)) for run in chosen]
@@ -105,19 +108,26 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
     data = card.recipe.data
     model = load_model(card.folder, card.recipe, device=device).requires_grad_(False)
     network = prove(model)
-    try:
-        images, remark = load_images(data, "test", limit=samples, data_dir=data_dir).to(device), ""
-    except BronetError as error:
-        images, remark = None, str(error)
+    images, remark = _sample_images(data, samples, data_dir)
     numbered = tuple(f"class {number}" for number in range(data.spec().classes))
     return Served(
         model=model,
         network=network,
         bounds=describe(network, dict(model.chain())),
         classes=images.classes if images else card.classes or numbered,
-        samples=images,
+        samples=images.to(device) if images else None,
         remark=remark,
     )
+
+
+def _sample_images(data: DataRecipe, count: int, data_dir: Path | None) -> tuple[ImageSet | None, str]:
+    """Return the first images of the test split, else of the package's sample of it, else None and the reason."""
+    try:
+        return load_images(data, "test", limit=count, data_dir=data_dir), ""
+    except BronetError as error:
+        if data.name != SAMPLED:
+            return None, str(error)
+    return load_images(data, "sample", limit=count), ""
 
 
 class Gallery:
