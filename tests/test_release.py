@@ -19,7 +19,7 @@ DATA = {
     "bronet/recipe/paper_tables.csv",
     "bronet/report/page.html",
 }
-EXTRAS = {"attack", "data", "dev", "onnx", "plot", "track"}
+EXTRAS = {"attack", "data", "dev", "docs", "onnx", "plot", "track", "web"}
 
 
 def source_files() -> set[str]:
