@@ -168,7 +168,7 @@ def test_margins_of_the_trained_network_have_the_stated_constant() -> None:
         ["losses"],
         ["teaser"],
         ["cr-landscape", "--points", "3"],
-        ["theorem1", "--steps", "1", "--noise", "0.5"],
+        ["theorem1", "--steps", "1", "--noise", "0.5", "--lipschitz", "0.5"],
     ],
     ids=lambda words: words[0],
 )

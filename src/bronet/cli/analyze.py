@@ -100,6 +100,10 @@ def theorem1(
     out: OutOption = OUT,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps per network.")] = 150,
     tau: Annotated[float, typer.Option("--tau", help="Margin of the ramp loss.")] = 1.0,
+    constants: Annotated[
+        list[float] | None,
+        typer.Option("--lipschitz", help="Constant; may be repeated. Default: 16 down to 1/256.", show_default=False),
+    ] = None,
     noise: Annotated[
         list[float] | None,
         typer.Option(
@@ -118,7 +122,8 @@ def theorem1(
     from bronet.cli.console import counting, open_console
 
     shares = tuple(noise) if noise else (0.0, 0.5)
-    setting = experiment.TheoremSetting(tau=tau, noise=shares, steps=steps, seed=seed)
+    lipschitz = tuple(constants) if constants else experiment.LIPSCHITZ
+    setting = experiment.TheoremSetting(tau=tau, lipschitz=lipschitz, noise=shares, steps=steps, seed=seed)
     with counting(open_console(), len(shares) * len(setting.lipschitz), "training", things="networks") as show:
         rows = experiment.measure(setting, show)
     _write(out, "theorem1", experiment.csv_text(rows), experiment.draw(rows))
