@@ -36,7 +36,8 @@ def serve(
 
     Example:  bronet serve runs/quickstart
 
-    Ctrl-C ends it. A pretrained network is copied to a run folder first; nothing else is written. Needs pip install 'bronet[web]'.
+    Ctrl-C ends it. A pretrained network is copied to a run folder first; nothing else is written.
+    Needs pip install 'bronet[web]'.
     """
     from bronet.cli.console import open_console, say
     from bronet.web.local import is_local
