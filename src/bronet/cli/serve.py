@@ -36,7 +36,7 @@ def serve(
 
     Example:  bronet serve runs/quickstart
 
-    Ctrl-C ends it. A pretrained network is copied to a run folder first; nothing else is written.
+    Writes nothing, except that a pretrained network is copied to a run folder first. Ctrl-C ends it.
     Needs pip install 'bronet[web]'.
     """
     from bronet.cli.console import open_console, say
