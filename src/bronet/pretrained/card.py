@@ -32,7 +32,7 @@ A classifier for {data} whose robustness is proved: {parameters:,} parameters, i
 import bronet
 
 model = bronet.load_pretrained("{name}")
-radius = bronet.certified_radius(model, images)   # l2, in pixel space
+radius = bronet.certified_radius(model, images)  # l2, in pixel space
 ```
 
 ## Training
