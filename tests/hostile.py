@@ -21,6 +21,7 @@ from bronet.layers import (
     LipschitzLayer,
     LipschitzRegularizedConv2d,
     MaxMin,
+    MaxPool,
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
@@ -74,6 +75,7 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "maxmin": (partial(_plain, MaxMin), (6,)),
     "flatten": (partial(_plain, Flatten), (2, 3, 2)),
     "unshuffle": (partial(_plain, partial(PixelUnshuffle, 2)), (2, 4, 2)),
+    "max pool": (partial(_plain, partial(MaxPool, 2)), (2, 4, 2)),
     "l2 pool": (partial(_plain, partial(L2NormPool, 2)), (2, 4, 2)),
 }
 
@@ -84,7 +86,7 @@ for _kind in RIVALS:
         LAYERS[f"{_kind}{_name}"] = (_build, (_channels[0], 4, 3))
 LAYERS["mean pool"] = (partial(_plain, partial(ScaledMeanPool, 3)), (2, 6, 3))
 
-NONLINEAR = ("householder", "maxmin", "l2 pool", "cpl", "sll", "sandwich")
+NONLINEAR = ("max pool", "householder", "maxmin", "l2 pool", "cpl", "sll", "sandwich")
 LINEAR_UP_TO_A_SHIFT = frozenset(name for name in LAYERS if not name.startswith(NONLINEAR))
 
 

@@ -122,6 +122,7 @@ class Session:
         """Return the exit status and the output of a command, run in this process."""
         words = shlex.split(command)
         assert words[0] == "bronet", f"a command that this test does not know: {command}"
+        assert words[1] != "serve", f"a command that does not end by itself: {command}"
         self.patch.setattr(sys, "argv", words)
         result = CliRunner().invoke(app, words[1:])
         if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -26,13 +26,13 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the trained network as one file that runs without bronet.
+    """Turn the trained network into one file that runs without bronet.
 
     Example:  bronet export runs/quickstart --format onnx
 
-    The file computes in float32 and takes any number of images with pixels in [0, 1]. It holds the proved constants,
-    from which docs/export.md computes a radius in five lines. It is run, and compared with the network, before it takes
-    its name. ONNX needs: pip install 'bronet[onnx]'.
+    Writes that file. It computes in float32, takes any number of images with pixels in [0, 1], and holds the proved
+    constants, from which docs/export.md computes a radius in five lines. It is run, and compared with the network,
+    before it takes its name. ONNX needs: pip install 'bronet[onnx]'.
     """
     from bronet.cli.console import facts_table, open_console, say
     from bronet.export import Format, export_run
