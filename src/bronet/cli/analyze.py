@@ -22,7 +22,7 @@ RESULTS = Path("results")
 
 @app.callback()
 def analyze() -> None:
-    """Draw the figures that explain: losses, the landscape of CR, the teaser, Theorem 1, LOT.
+    """Draw the figures that explain. Losses, the landscape of CR, the teaser, Theorem 1, LOT.
 
     Example:  bronet analyze all
 
@@ -32,7 +32,7 @@ def analyze() -> None:
 
 @app.command("losses")
 def losses(*, out: OutOption = OUT) -> None:
-    """Draw CE, CE + CR and LA over the probability of the true class, and their derivatives (Figure 10).
+    """Draw CE, CE + CR and LA, and their derivatives (Figure 10). Over the probability of the true class.
 
     Example:  bronet analyze losses
 
@@ -46,7 +46,7 @@ def losses(*, out: OutOption = OUT) -> None:
 
 @app.command("cr-landscape")
 def cr_landscape(
-    run: Annotated[Path, typer.Argument(metavar="[RUN]", help="A run, or a pretrained network.")] = DIGITS,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a pretrained network.")] = DIGITS,
     *,
     out: OutOption = OUT,
     extent: Annotated[float, typer.Option("--extent", help="Largest step along a direction.")] = 0.02,
@@ -58,7 +58,7 @@ def cr_landscape(
         Path | None, typer.Option("--data-dir", help="Folder of the data sets.", show_default=False)
     ] = None,
 ) -> None:
-    """Draw the CR term around the weights of a trained network (Figure 11).
+    """Draw the CR term around trained weights (Figure 11).
 
     Example:  bronet analyze cr-landscape bronet-digits/digits --points 21
 
@@ -81,7 +81,7 @@ def cr_landscape(
 
 @app.command("teaser")
 def teaser(*, out: OutOption = OUT, results: ResultsOption = RESULTS) -> None:
-    """Draw clean against certified accuracy on CIFAR-10, the paper's networks and ours (Figure 1).
+    """Draw clean against certified accuracy (Figure 1). On CIFAR-10, the paper's networks and ours.
 
     Example:  bronet analyze teaser
 
@@ -102,17 +102,22 @@ def theorem1(
     tau: Annotated[float, typer.Option("--tau", help="Margin of the ramp loss.")] = 1.0,
     constants: Annotated[
         list[float] | None,
-        typer.Option("--lipschitz", help="Constant; may be repeated. Default: 16 down to 1/256.", show_default=False),
+        typer.Option(
+            "--lipschitz", metavar="L", help="Constant; may be repeated. Default: 16 down to 1/256.", show_default=False
+        ),
     ] = None,
     noise: Annotated[
         list[float] | None,
         typer.Option(
-            "--noise", help="Share of random labels; may be repeated. Default: 0 and 0.5.", show_default=False
+            "--noise",
+            metavar="SHARE",
+            help="Share of random labels; may be repeated. Default: 0 and 0.5.",
+            show_default=False,
         ),
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Set the margin risk against the lower bound of Theorem 1, as the Lipschitz constant shrinks.
+    """Set the margin risk against its bound (Theorem 1). As the Lipschitz constant shrinks.
 
     Example:  bronet analyze theorem1 --steps 50
 
@@ -138,7 +143,7 @@ def lot_condition(
     training_steps: Annotated[int, typer.Option("--training-steps", help="Steps of training on the digits.")] = 120,
     seed: SeedOption = 0,
 ) -> None:
-    """Follow the condition numbers of LOT's Newton iteration (Figure 13).
+    """Follow LOT's condition numbers by Newton step (Figure 13).
 
     Example:  bronet analyze lot-condition --channels 16
 

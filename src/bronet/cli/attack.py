@@ -69,7 +69,7 @@ def attack(
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Try to break a network, and hold its certificate to what was found.
+    """Try to break a network, and compare with its certificate.
 
     Example:  bronet attack runs/quickstart --norm l2 --eps 36/255 --attack pgd
 

@@ -16,7 +16,7 @@ Out = Annotated[Path | None, typer.Option(help="A CSV file for the rows.")]
 
 @app.callback()
 def bench() -> None:
-    """Time a layer, a whole training step, or how a layer's cost grows.
+    """Time layers, whole training steps, proofs; compare layers.
 
     Example:  bronet bench layer
 
@@ -35,7 +35,7 @@ def layer(
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
 ) -> None:
-    """Time a training step of one BRO layer, beside the textbook form and a plain convolution.
+    """Time a training step of one BRO layer. The textbook form and a plain convolution stand beside it.
 
     Example:  bronet bench layer --channels 64 --rank 16 --size 32 --batch 32
 
@@ -77,7 +77,7 @@ def step(
     out: Out = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
 ) -> None:
-    """Time whole training steps and inference of the paper's networks.
+    """Time training steps and inference of the paper's networks.
 
     Example:  bronet bench step --batch 32
 
@@ -108,7 +108,7 @@ def step(
 
 @app.command()
 def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Out = None) -> None:
-    """Measure how one layer's time and memory grow with batch, channels, image size and rank.
+    """Measure how one layer's time and memory grow. With batch, channels, image size and rank.
 
     Example:  bronet bench scaling --repeats 3
 
@@ -147,7 +147,7 @@ def certify(
     device: DeviceOption = Device.AUTO,
     out: Out = None,
 ) -> None:
-    """Time the proof of a network and the certificates of many images, in float64.
+    """Time a network's proof and the certificates of many images.
 
     Example:  bronet bench certify --recipe digits/quickstart --images 1000
 

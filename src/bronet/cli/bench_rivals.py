@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LayersOption = Annotated[
-    list[str] | None, typer.Option("--layer", help="A layer to measure; may be repeated. Default: all.")
+    list[str] | None, typer.Option("--layer", metavar="WORD", help="A layer to measure; may be repeated. Default: all.")
 ]
 
 
@@ -21,17 +21,20 @@ def layers(
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("bench/layers"),
     paper: Annotated[bool, typer.Option("--paper", help="The paper's shapes: batch 512, widths 32 to 64.")] = False,
     layer: LayersOption = None,
-    size: Annotated[list[int] | None, typer.Option("--size", help="An input size, a multiple of 32.")] = None,
-    width: Annotated[list[int] | None, typer.Option("--width", help="An initial width.")] = None,
-    kernel: Annotated[list[int] | None, typer.Option("--kernel", help="A kernel size.")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option("--size", metavar="N", help="An input size, a multiple of 32.")
+    ] = None,
+    width: Annotated[list[int] | None, typer.Option("--width", metavar="N", help="An initial width.")] = None,
+    kernel: Annotated[list[int] | None, typer.Option("--kernel", metavar="N", help="A kernel size.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Images per batch.")] = None,
     repeats: Annotated[int | None, typer.Option("--repeats", help="Timed runs; the median counts.")] = None,
     rows_from: Annotated[
-        list[Path] | None, typer.Option("--rows", help="Measure nothing: draw the rows of this layers.csv; repeatable.")
+        list[Path] | None,
+        typer.Option("--rows", metavar="FILE", help="Measure nothing: draw the rows of this layers.csv; repeatable."),
     ] = None,
     device: DeviceOption = Device.AUTO,
 ) -> None:
-    """Time every layer in LipConvNet over size, width and kernel (Figures 2, 5, 6; Table 8).
+    """Time every layer in LipConvNet. Over size, width and kernel: Figures 2, 5, 6 and Table 8.
 
     Example:  bronet bench layers --layer bro --layer soc
 
@@ -95,7 +98,7 @@ def equal_budget(
     data_dir: DataDirOption = None,
     device: DeviceOption = Device.AUTO,
 ) -> None:
-    """Train the same network with every layer for the same time, and certify it.
+    """Train a network with every layer for the same time. Then certify them.
 
     Example:  bronet bench equal-budget --dataset digits --seconds 20
 

@@ -4,7 +4,7 @@ from bronet.cli.options import RunArgument
 
 
 def check(run: RunArgument) -> None:
-    """Tell the Lipschitz bound of every layer of a trained network, and which one is largest.
+    """Tell the Lipschitz bound of every layer of a trained network. The largest is set in bold.
 
     Example:  bronet check runs/quickstart
 

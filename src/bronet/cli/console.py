@@ -72,9 +72,8 @@ def sample_note(evidence: Evidence) -> str:
 
 def show_naive(console: Console, summary: Summary) -> None:
     """Print the accuracies of the literature's way, labelled."""
-    table = Table(
-        title=Text("The same by float32 and power iteration: NOT A PROOF"), title_justify="left", show_header=False
-    )
+    title = Text("By float32 and power iteration: NOT A PROOF")
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
     for entry in summary.statistics.certified:

@@ -26,7 +26,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Turn the trained network into one file that runs without bronet.
+    """Write the network as one file that runs without bronet.
 
     Example:  bronet export runs/quickstart --format onnx
 
@@ -50,4 +50,4 @@ def export(
     ]
     console = open_console()
     console.print(facts_table(facts))
-    say(console, "A radius from its logits is nominal: the certificate is about the float64 network (docs/export.md).")
+    say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")

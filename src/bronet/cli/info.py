@@ -24,7 +24,7 @@ RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
 def info(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="The folder of a run, or a pretrained network.", show_default=False),
+        typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False),
     ] = None,
     data_dir: DataDirOption = None,
 ) -> None:

@@ -38,7 +38,7 @@ def publish(
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --results holds.")] = False,
 ) -> None:
-    """Publish a certified run: its evidence as text, its network as a pretrained folder.
+    """Publish a certified run. Its evidence as text, its network as a pretrained folder.
 
     Example:  bronet publish runs/quickstart-bf16 --results results/digits --pretrained bronet-digits/digits
 

@@ -46,7 +46,7 @@ def quickstart(
     certify_folder(out, console, device=Device.CPU, command=command)
     paths = write_report(out)
     show_results(console, [summarize(read_evidence(out))])
-    say(console, "A certified image keeps its class whatever changes its pixels by less than the radius (l2 norm).")
+    say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {paths.page}")
     say(console, f"rows:    {out / 'certificate.csv'}")
     say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")

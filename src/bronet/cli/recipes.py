@@ -42,15 +42,17 @@ def list_recipes(
         typer.Option("--table", metavar="N", help="Only one table of the paper, with its numbers.", show_default=False),
     ] = None,
 ) -> None:
-    """List the recipes with their parameters, epochs and batch size; of one TABLE, beside the paper's numbers.
+    """List the recipes with parameters, epochs and batch size. Of one TABLE, beside the paper's numbers.
 
     Example:  bronet recipes --table 1
 
     Writes nothing.
     """
-    from bronet.cli.console import open_console
+    from bronet.cli.console import PIPE_WIDTH, open_console
 
-    open_console().print(_all_recipes() if table is None else _paper_table(table))
+    console = open_console()
+    console.width = max(console.width, PIPE_WIDTH)  # in a narrow terminal a line goes on in the next; no number is cut
+    console.print(_all_recipes() if table is None else _paper_table(table), soft_wrap=True)
 
 
 @app.command()
@@ -104,13 +106,16 @@ def _paper_table(number: int) -> "Table":
     from bronet.recipe.sweep import MARK
 
     known = {*recipe_names(), *sweep_names()}
-    table = _empty_table("row", "data", "recipe", numbers=("clean", "36/255", "72/255", "108/255"))
-    table.add_column("others")
-    for row in paper_rows(number):
+    rows = paper_rows(number)
+    others = any(row.others for row in rows)
+    table = _empty_table("row", "data", numbers=("clean", "36/255", "72/255", "108/255"))
+    for heading in ("others", "recipe") if others else ("recipe",):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
         recipe = row.recipe if row.recipe.partition(MARK)[0] in known else "-"
         numbers = ("-" if value is None else f"{value:g}" for value in (row.clean, *row.certified))
-        others = ", ".join(f"{key} {value:g}" for key, value in row.others.items())
-        _add(table, row.row, row.group, recipe, *numbers, others)
+        more = (", ".join(f"{key} {value:g}" for key, value in row.others.items()),) if others else ()
+        _add(table, row.row, row.group, *numbers, *more, recipe)
     return table
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Certified runs.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="RUN", help="Certified runs.", show_default=False)
     ] = None,
     *,
     table: Annotated[
@@ -34,7 +34,7 @@ def report(
         "report"
     ),
 ) -> None:
-    """Draw tables, curve and HTML page of certified runs; or tables of the paper from published ones.
+    """Draw tables, curve and HTML page of certified runs. Or set tables of the paper beside published ones.
 
     Example:  bronet report runs/quickstart
 

@@ -16,9 +16,7 @@ SAMPLES = 120
 def serve(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...", help="Trained runs or networks. Default: runs/quickstart.", show_default=False
-        ),
+        typer.Argument(metavar="RUN", help="Trained runs or networks. Default: runs/quickstart.", show_default=False),
     ] = None,
     *,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = (
@@ -32,7 +30,7 @@ def serve(
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Open a page that shows what is proved of an image, and attack it live.
+    """Open a page that shows the proof of an image, and attacks it.
 
     Example:  bronet serve runs/quickstart
 

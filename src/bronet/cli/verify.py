@@ -18,7 +18,7 @@ def verify(
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Recompute a certificate from weights and images, and refuse it if a byte or a number differs.
+    """Prove a certificate again, from weights and images. Refuse it if a byte or a number differs.
 
     Example:  bronet verify runs/quickstart
 

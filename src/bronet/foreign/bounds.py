@@ -57,7 +57,7 @@ def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     kind = kind_of(module)
     if isinstance(module, LipschitzLayer):
         proved = module.proved(shape)
-        return Bound(proved.lipschitz, proved.remark or "proved by the layer")
+        return Bound(proved.lipschitz, proved.remark or "proved")
     if kind in _RULES:
         return _RULES[kind](module, shape)
     return _FIXED.get(kind, Bound(None, "no bound is known for this kind"))

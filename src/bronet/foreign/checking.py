@@ -74,18 +74,17 @@ class Checked:
         return largest if largest is not None and (largest.bound or 0.0) > _NEUTRAL else None
 
     def __rich__(self) -> Table:
-        table = Table(title=Text(f"{self.verdict}: {self.explanation}"), title_justify="left")
+        table = Table(title=Text(f"{self.verdict}: {self.explanation}"), title_justify="left", box=None, pad_edge=False)
         for name in ("layer", "kind", "output"):
             table.add_column(name, overflow="fold")
         table.add_column("bound", justify="right", no_wrap=True)
-        table.add_column("known from", overflow="fold")
+        table.add_column("reason", overflow="fold")
         for layer in self.layers:
             shape = " x ".join(str(size) for size in layer.output_shape)
             bold = "bold" if layer is self.spoiler else ""
             cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason)
             table.add_row(*(Text(cell) for cell in cells), style=bold)
-        table.add_section()
-        table.add_row("total", "", "", _number(self.lipschitz), "product of all" if self.lipschitz else "")
+        table.add_row("total", "", "", _number(self.lipschitz), "product" if self.lipschitz else "", style="bold")
         return table
 
     def __str__(self) -> str:
@@ -120,12 +119,10 @@ def _certifiable(model: CertifiableModel, shape: tuple[int, ...]) -> Checked:
     for name, layer in model.chain():
         proved = layer.proved(shape)
         shape = proved.output_shape
-        reason = proved.remark or "proved by the layer"
+        reason = proved.remark or "proved"
         layers.append(LayerCheck(name, type(layer).__name__, shape, proved.lipschitz, reason))
     head = model.head.proved_head(shape).logits
-    layers.append(
-        LayerCheck("head", type(model.head).__name__, head.output_shape, head.lipschitz, "proved by the layer")
-    )
+    layers.append(LayerCheck("head", type(model.head).__name__, head.output_shape, head.lipschitz, "proved"))
     total = _product(layers)
     return Checked(tuple(layers), total, Verdict.CERTIFIABLE, "every layer is proved, with its rounding")
 
