@@ -63,6 +63,14 @@ def test_help_of_the_program_names_every_command() -> None:
     assert {line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()} >= set(COMMANDS)
 
 
+@pytest.mark.parametrize("group", [(), ("recipes",), ("data",), ("bench",), ("analyze",)], ids=" ".join)
+def test_no_summary_of_a_command_is_cut_at_80_columns(group: tuple[str, ...]) -> None:
+    shown = run.invoke(app, [*group, "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert [line for line in shown.stdout.partition("Commands:\n")[2].splitlines() if not line.endswith(".")] == []
+    assert "..." not in shown.stdout.partition("Commands:\n")[2]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_gives_an_example_and_what_it_writes(command: str) -> None:
     shown = run.invoke(app, [command, "--help"])
@@ -150,6 +158,14 @@ def test_the_list_of_recipes_counts_parameters() -> None:
     assert [line.split()[0] for line in lines] == ["recipe", *recipe_names(), *sweep_names()]
     medium = next(line for line in lines if line.split()[0] == "cifar10/bronet-m")
     assert medium.split() == ["cifar10/bronet-m", "cifar10", "36,545,034", "800", "256"]
+
+
+def test_a_table_of_the_paper_is_whole_in_a_narrow_terminal() -> None:
+    shown = run.invoke(app, ["recipes", "--table", "12"], env={"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"})
+    assert shown.exit_code == 0
+    assert "cifar100/rank-l6w512d4@model.rank=3/4" in shown.stdout
+    assert "minutes_per_epoch 3.75" in shown.stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.stdout
 
 
 def test_info_tells_versions_and_data(empty_folder: Path) -> None:
