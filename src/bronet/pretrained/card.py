@@ -48,7 +48,7 @@ Every setting is in `config.json`, under `recipe`.
 ## Intended use and limits
 
 For research, teaching and as a starting point for comparisons. Not for decisions about people, nor for safety: the
-network is small and often wrong, and a proof that it keeps an answer does not make the answer right.
+network is small and can be wrong, and a proof that it keeps an answer does not make the answer right.
 
 - A radius is about the l2 norm. It says nothing about rotation, blur or other norms beyond what follows from l2, nor
   about images that were different to begin with.
