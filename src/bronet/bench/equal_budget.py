@@ -209,12 +209,12 @@ def draw(rows: Sequence[BudgetRow]) -> Figure:
     ordered = sorted(rows, key=lambda row: row.certified_1, reverse=True)
     figure = Figure(figsize=(10.0, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    labels = ["clean", *ordered[0].radii.split()]
+    labels = ["clean", *(f"certified at {radius}" for radius in ordered[0].radii.split())]
     for number, (label, color) in enumerate(zip(labels, _BARS, strict=True)):
         heights = [100 * (row.clean, row.certified_1, row.certified_2, row.certified_3)[number] for row in ordered]
         axes.bar([x + 0.2 * number for x in range(len(ordered))], heights, width=0.19, color=color, label=label)
     names = [f"{row.layer}\n{row.steps} steps" for row in ordered]
     axes.set_xticks([x + 0.3 for x in range(len(ordered))], names, fontsize=8)
     axes.set_ylabel("test images, %")
-    axes.legend(frameon=False, fontsize=8, title="proved at radius", title_fontsize=8)
+    axes.legend(frameon=False, fontsize=8)
     return figure

@@ -13,6 +13,7 @@ _COLORS = (
     *("#5b6472", "#b0562f", "#3c7d2b", "#6a4cc0", "#d0477f", "#222222"),
 )
 _MARKERS = "osD^v<>Pph*X."
+_LEGEND_COLUMNS = 7
 
 Value = Callable[[LayerRow], float | None]
 
@@ -37,7 +38,7 @@ def figure_2(rows: Sequence[LayerRow]) -> Figure:
     _lines(right, chosen, lambda row: row.width, gibibytes)
     _label(left, "initial width", "training step, ms")
     _label(right, "initial width", "memory, GiB")
-    left.legend(frameon=False, fontsize=7, ncols=2)
+    _legend(figure, left)
     return figure
 
 
@@ -58,7 +59,7 @@ def figure_5(rows: Sequence[LayerRow]) -> Figure:
         _lines(grid[1, column], chosen, factor, gibibytes)
         _label(grid[0, column], label, "training step, ms")
         _label(grid[1, column], label, "memory, GiB")
-    grid[0, 0].legend(frameon=False, fontsize=7, ncols=2)
+    _legend(figure, grid[0, 0])
     return figure
 
 
@@ -74,7 +75,7 @@ def figure_6(rows: Sequence[LayerRow]) -> Figure:
         _lines(panels[1], chosen, lambda row: row.width, gibibytes)
         _label(panels[0], f"initial width, s = {size}", "training step, ms")
         _label(panels[1], f"initial width, s = {size}", "memory, GiB")
-    grid[0, 0].legend(frameon=False, fontsize=7, ncols=2)
+    _legend(figure, grid[0, 0])
     return figure
 
 
@@ -113,6 +114,12 @@ def _lines(axes: Axes, rows: Sequence[LayerRow], factor: Callable[[LayerRow], in
         axes.plot(
             [x for x, _ in points], [y for _, y in points], marker=marker, color=color, label=layer, linewidth=1.3
         )
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Name the layers below the panels, where they cover no curve."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=8, ncols=_LEGEND_COLUMNS)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
