@@ -111,6 +111,12 @@ def test_every_link_inside_the_site_leads_somewhere(pages: dict[Path, Page]) -> 
     assert dead == []
 
 
+def test_no_item_of_a_list_has_run_into_a_paragraph(pages: dict[Path, Page]) -> None:
+    lost = re.compile(r"<p>(?:(?!</p>).)*\n *(?:[-*]|\d\.) +(?:<strong>|[A-Z])", re.S)
+    assert lost.search("<p>first\n2. <strong>Second</strong></p>")
+    assert [path.name for path in pages if lost.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_every_drawing_is_in_a_page_in_the_colours_of_the_theme(site: Path, pages: dict[Path, Page]) -> None:
     labels = [label for page in pages.values() for label in page.labels]
     assert len(labels) == len(DRAWINGS)
