@@ -26,6 +26,6 @@ def run_layer_file(path: Path) -> None:
     except BronetError:
         raise
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f" in line {lines[-1]}" if lines else ""
         raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
