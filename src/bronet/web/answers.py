@@ -87,7 +87,7 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
         "prediction": prediction,
         "margin": float(proved.margin),
         "radius": _finite(float(proved.radius)),
-        "rounding": float(proved.rounding),
+        "rounding": _finite(float(proved.rounding)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
     }
