@@ -156,3 +156,76 @@ def test_a_missing_or_wrong_shape_is_one_line() -> None:
         check(nn.Sequential(nn.Flatten()))
     with pytest.raises(BronetError, match=r"0 must take activations of shape \(3, 6, 6\), but it says"):
         check(nn.Sequential(nn.Conv2d(2, 3, 3)), (3, 6, 6))
+    for shape in ((), (2, -6, 6)):
+        with pytest.raises(BronetError, match="input_shape must be sizes of at least 1"):
+            check(nn.Sequential(nn.Flatten()), shape)
+    with pytest.raises(BronetError, match="0 must take activations of shape"):  # not torch's words about the bound
+        check(nn.Sequential(nn.Conv2d(2, 3, 7)), SHAPE)
+
+
+def _hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda _module, _inputs, output: 10 * output)
+    return module
+
+
+def _replaced(module: nn.Module) -> nn.Module:
+    own = module.forward
+    module.forward = lambda x: 10 * own(x)  # type: ignore[method-assign]
+    return module
+
+
+class Dropping(nn.Module):
+    """Drops in evaluation too, which is what the function does by default."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.9)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(x)
+        return y, y
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(_hooked(nn.ReLU())),
+        _hooked(nn.Sequential(nn.ReLU())),
+        nn.Sequential(_replaced(nn.ReLU())),
+        _replaced(nn.Sequential(nn.ReLU())),
+        Dropping(),
+        nn.Sequential(nn.Softplus(threshold=0.0)),
+    ],
+    ids=["hook", "hook of all", "replaced", "replaced all", "dropout", "jump"],
+)
+def test_what_a_type_does_not_tell_is_not_bounded_by_it(model: nn.Module) -> None:
+    assert check(model, SHAPE).lipschitz is None
+
+
+def test_a_pair_of_outputs_is_refused() -> None:
+    with pytest.raises(BronetError, match="must return one tensor, got tuple"):
+        check(Twice(), SHAPE)
+
+
+def test_weights_that_a_forward_makes_are_bounded_as_it_makes_them() -> None:
+    linear = torch.nn.utils.spectral_norm(nn.Linear(6, 4))
+    model = nn.Sequential(linear).eval()
+    with torch.no_grad():
+        linear.weight_u.copy_(torch.ones(4) / 2)  # its estimate of the norm is now far too small
+        found = check(model, (6,)).lipschitz
+        model(torch.zeros(1, 6))
+    assert found is not None
+    assert float(torch.linalg.matrix_norm(linear.weight.double(), 2)) <= found
+
+
+@pytest.mark.parametrize("module", [nn.PReLU(init=float("nan")), nn.LeakyReLU(float("inf")), nn.ELU(float("nan"))])
+def test_a_slope_that_is_no_number_is_refused(module: nn.Module) -> None:
+    with pytest.raises(BronetError, match="a slope must be finite to be bounded"):
+        check(nn.Sequential(module), SHAPE)
+
+
+def test_no_bound_of_the_table_is_printed_smaller_than_it_is() -> None:
+    linear = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(linear.weight, 1.00002)
+    assert "1.00002" in str(check(linear, (1,)))

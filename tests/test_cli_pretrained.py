@@ -123,7 +123,27 @@ def test_publishing_needs_rounded_weights_and_then_writes_evidence_without_machi
     assert json.loads(Path("results/row/record.json").read_text())["command"].endswith("--out x --set train.epochs=3")
     assert read_evidence(Path("results/row")).rows == read_evidence(Path("rounded")).rows
     assert "with files in it" in refusal("publish", "rounded", "--results", "results/row")
+    Path("results/row/attack-old.csv").write_text("of an earlier run")
     run("publish", "rounded", "--results", "results/row", "--overwrite")
+    assert {path.name for path in Path("results/row").iterdir()} == names
+
+
+def test_evidence_that_is_damaged_or_has_no_place_is_one_line_and_leaves_everything(empty_folder: Path) -> None:
+    trained = train_tiny_run(empty_folder / "run")
+    run("certify", str(trained), "--limit", "20")
+    words = ("publish", str(trained), "--overwrite", "--results")
+    Path("file").touch()
+    for place in (str(trained), "file"):
+        assert "--results must be a folder other than the run's" in refusal(*words, place)
+    (trained / "attack-x.json").write_text('{"robust_accuracy": 0.5}')
+    assert "must have its rows in attack-x.csv" in refusal(*words, "results")
+    (trained / "attack-x.json").write_text("{")
+    assert "attack-x.json (Expecting" in refusal(*words, "results")
+    (trained / "record.json").write_text("[]")
+    for command in (("round", str(trained), "--out", "rounded"), ("info", str(trained))):
+        assert "record.json must hold" in refusal(*command)
+    assert not Path("results").exists()
+    assert not Path("rounded").exists()
 
 
 def test_a_certificate_that_was_touched_is_not_published(empty_folder: Path) -> None:

@@ -6,7 +6,8 @@ import io
 import torch
 from torch.testing import assert_close
 
-from bronet.analyze.lot_condition import FORMS, LOTConditionSetting, csv_text, draw, measure, summary
+from bronet.analyze.lot_condition import FORMS, LOTConditionSetting, draw, measure, summary
+from bronet.analyze.rows_file import csv_text
 from bronet.ortho.lot import LOT_RIDGE, lot_iterates
 from bronet.report.curve import figure_bytes
 
@@ -16,7 +17,7 @@ def test_experiment_gives_rows_for_every_frequency_step_and_form() -> None:
     frequencies = {row.frequency for row in rows}
     assert len(rows) == 2 * len(frequencies) * (12 * len(FORMS) + 1)
     assert max(row.condition for row in rows if row.layer == "bro") < 1 + 1e-5
-    assert len(list(csv.DictReader(io.StringIO(csv_text(rows))))) == len(rows)
+    assert len(list(csv.DictReader(io.StringIO(csv_text(rows[0]._fields, rows))))) == len(rows)
     assert {line.step for line in summary(rows)} == {0, 10, 12}
     assert figure_bytes(draw(rows), "png").startswith(b"\x89PNG")
     assert figure_bytes(draw(rows), "pdf").startswith(b"%PDF")

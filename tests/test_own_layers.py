@@ -1,5 +1,6 @@
 """The registry is open to layers of one's own, and refuses in one line (examples/test_own_layer.py has the layer)."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,14 @@ def test_layers_of_a_file_are_known_to_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--layers", str(file), "train", "digits/quickstart", *options])
     assert "dataset must be one of" in result.output  # the backbone was read, the data set was not
     assert "mine" in CONVOLUTIONS
+
+
+def test_a_file_with_the_name_of_a_module_does_not_hide_it(tmp_path: Path) -> None:
+    file = tmp_path / "bronet.py"
+    file.write_text("")
+    before = sys.modules["bronet"]
+    assert CliRunner().invoke(app, ["--layers", str(file), "recipes"]).exit_code == 0
+    assert sys.modules["bronet"] is before
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bronet.certify.run import certify_run
 from bronet.certify.verify import verify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
+from bronet.report.evidence import read_evidence
 from tiny_run import train_tiny_run
 
 IMAGES = 60
@@ -151,3 +152,18 @@ def test_certifying_again_without_targets_removes_the_old_ones(copy: Path) -> No
     certify_run(copy, limit=5)
     assert not (copy / "targeted.csv").exists()
     assert verify_run(copy).images == 5
+
+
+def test_a_report_takes_no_rows_but_those_of_the_certificate(copy: Path) -> None:
+    read_evidence(copy)
+    rows = read_rows(copy / "certificate.csv")
+    write_rows(copy / "certificate.csv", rows[::-1])
+    with pytest.raises(BronetError, match=r"certificate\.csv must be the rows that certificate\.json names by hash"):
+        read_evidence(copy)
+
+
+def test_weights_that_change_while_they_are_certified_have_no_certificate(copy: Path) -> None:
+    before = (copy / "certificate.json").read_bytes()
+    with pytest.raises(BronetError, match="must not change while it is certified"):
+        certify_run(copy, limit=5, progress=lambda _: _flip_last_byte(copy / "model.safetensors"))
+    assert (copy / "certificate.json").read_bytes() == before

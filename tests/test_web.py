@@ -179,7 +179,9 @@ def test_a_request_that_makes_no_sense_is_one_line(site: Site, request_body: Jso
     assert words in answer.json["message"]
 
 
-@pytest.mark.parametrize("chosen", [{"sample": SAMPLES}, {"sample": -1}, {"image": "!"}, {"image": "aGVsbG8="}])
+@pytest.mark.parametrize(
+    "chosen", [{"sample": SAMPLES}, {"sample": -1}, {"image": "!"}, {"image": "é"}, {"image": "aGVsbG8="}]
+)
 def test_an_image_that_is_not_there_is_one_line(site: Site, chosen: Json) -> None:
     assert site.ask(f"{DIGITS}/proof", chosen).status == 400
     (line,) = site.ask(f"{DIGITS}/attack", chosen | {"eps": 0.1}).lines

@@ -8,8 +8,6 @@ gradient jumps. The paper does not name x: we take the correct image with the sm
 closest to the trained weights (or several such images). Only weights that training changes are moved.
 """
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -124,15 +122,6 @@ def directions(
         for weight in weights
     ]
     return first, second
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as a CSV file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([f"{value:.9g}" for value in row] for row in rows)
-    return text.getvalue()
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -11,8 +11,6 @@ CR see, is p = sigmoid((log(q / (1 - q)) - xi) / T): the curve "LA, plain softma
 two it draws. What the figure shows: CR's derivative jumps at 1/2 and grows without bound at 1; LA's goes to 0 there.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -86,15 +84,6 @@ def measure(points: int = POINTS) -> list[Row]:
     """Return every curve at equally spaced probabilities strictly between 0 and 1."""
     grid = [(i + 1) / (points + 1) for i in range(points)]
     return [Row(name, p, curve.value(p), curve.derivative(p)) for name, curve in CURVES.items() for p in grid]
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as a CSV file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([row.loss, *(f"{value:.9g}" for value in row[1:])] for row in rows)
-    return text.getvalue()
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -7,8 +7,6 @@ ridge. The block reflector of the same parameters is shown beside. The paper tra
 are others.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -126,15 +124,6 @@ def _rows_of_matrices(layer: str, parameters: str, step: int, W: Tensor) -> list
     conditions, norms = values[..., 0] / values[..., -1], values[..., 0]
     pairs = zip(conditions.tolist(), norms.tolist(), strict=True)
     return [Row(layer, parameters, step, f, condition, norm) for f, (condition, norm) in enumerate(pairs)]
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as a CSV file."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([*row[:-2], f"{row.condition:.9g}", f"{row.norm:.9g}"] for row in rows)
-    return buffer.getvalue()
 
 
 class Line(NamedTuple):

@@ -4,8 +4,6 @@ The paper's points are the rows of Table 1; ours are added from published runs o
 test set. The paper does not name its vertical axis: we take certified accuracy at 36/255.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,15 +64,6 @@ def parameters(run: PublishedRun) -> int:
     """Return how many parameters a run's network has."""
     model = build_model(run.recipe.model, run.recipe.data.spec(), device="meta")
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as a CSV file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([*row[:2], *(f"{value:.4g}" for value in row[2:])] for row in rows)
-    return text.getvalue()
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -22,8 +22,6 @@ says nothing until L is tiny; so the same is done with part of the labels drawn 
 alike.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -142,15 +140,6 @@ def _trained(images: ImageSet, lipschitz: float, setting: TheoremSetting) -> tup
     model.eval()
     network = prove(model)
     return model, lipschitz / (network.lipschitz * float(network.head.gaps.max()))
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return the rows as a CSV file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([f"{value:.9g}" for value in row] for row in rows)
-    return text.getvalue()
 
 
 def draw(rows: Sequence[Row]) -> Figure:

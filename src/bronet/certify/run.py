@@ -22,6 +22,7 @@ from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.rows import Row, write_rows
 from bronet.data import ImageSet, load_images
+from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.schema import Recipe, parse_budget
@@ -86,11 +87,14 @@ def certify_run(
     for budget in budgets:
         parse_budget(budget)
     images = load_images(recipe.data, split, data_dir=data_dir, limit=limit).to(device)
+    weights = file_hash(run.weights)
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()
     network = prove(model)
     result = certify_images(model, network, images, batch_size=batch_size, progress=progress)
     seconds = time.perf_counter() - start
+    if file_hash(run.weights) != weights:
+        raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
     facts = {
         "data": recipe.data.name,
         "split": split,
@@ -105,7 +109,7 @@ def certify_run(
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         "seconds": round(seconds, 3),
         "command": command,
-        "weights_sha256": file_hash(run.weights),
+        "weights_sha256": weights,
         "recipe_sha256": file_hash(run.recipe_file),
         "images_sha256": images_hash(images),
     }

@@ -8,6 +8,8 @@ import typer
 from bronet.cli.options import Device, SplitOption, chosen_split, device_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
 
 app = typer.Typer(no_args_is_help=True)
@@ -41,7 +43,7 @@ def losses(*, out: OutOption = OUT) -> None:
     from bronet.analyze import loss_curves
 
     rows = loss_curves.measure()
-    _write(out, "losses", loss_curves.csv_text(rows), loss_curves.draw(rows))
+    _write(out, "losses", rows[0]._fields, rows, loss_curves.draw(rows))
 
 
 @app.command("cr-landscape")
@@ -76,7 +78,7 @@ def cr_landscape(
     place = device_name(Device.AUTO)
     with counting(open_console(), points * points, "evaluating", things="points") as show:
         rows = experiment.measure(load_pretrained(run, device=place), chosen.to(place), setting, show)
-    _write(out, "cr-landscape", experiment.csv_text(rows), experiment.draw(rows))
+    _write(out, "cr-landscape", rows[0]._fields, rows, experiment.draw(rows))
 
 
 @app.command("teaser")
@@ -91,7 +93,7 @@ def teaser(*, out: OutOption = OUT, results: ResultsOption = RESULTS) -> None:
     from bronet.report.published import published_runs
 
     rows = experiment.measure(published_runs(results))
-    _write(out, "teaser", experiment.csv_text(rows), experiment.draw(rows))
+    _write(out, "teaser", rows[0]._fields, rows, experiment.draw(rows))
 
 
 @app.command("theorem1")
@@ -131,7 +133,7 @@ def theorem1(
     setting = experiment.TheoremSetting(tau=tau, lipschitz=lipschitz, noise=shares, steps=steps, seed=seed)
     with counting(open_console(), len(shares) * len(setting.lipschitz), "training", things="networks") as show:
         rows = experiment.measure(setting, show)
-    _write(out, "theorem1", experiment.csv_text(rows), experiment.draw(rows))
+    _write(out, "theorem1", rows[0]._fields, rows, experiment.draw(rows))
 
 
 @app.command("lot-condition")
@@ -161,7 +163,7 @@ def lot_condition(
         numbers = (f"{value:.6g}" for value in (line.median_condition, line.worst_condition))
         table.add_row(line.layer, line.parameters, str(line.step or "-"), *numbers, f"{line.norm:.9f}")
     open_console().print(table)
-    _write(out, "lot-condition", experiment.csv_text(rows), experiment.draw(rows))
+    _write(out, "lot-condition", rows[0]._fields, rows, experiment.draw(rows))
 
 
 @app.command("all")
@@ -179,13 +181,16 @@ def everything(*, out: OutOption = OUT, results: ResultsOption = RESULTS) -> Non
     lot_condition(out=out)
 
 
-def _write(out: Path, stem: str, text: str, figure: "Figure") -> None:
+def _write(
+    out: Path, stem: str, names: tuple[str, ...], rows: "Sequence[tuple[object, ...]]", figure: "Figure"
+) -> None:
     """Write rows and pictures, each file whole."""
+    from bronet.analyze.rows_file import csv_text
     from bronet.atomic import replace_bytes
     from bronet.report.curve import figure_bytes
 
     contents = {
-        out / f"{stem}.csv": text.encode(),
+        out / f"{stem}.csv": csv_text(names, rows).encode(),
         out / f"{stem}.png": figure_bytes(figure, "png"),
         out / f"{stem}.pdf": figure_bytes(figure, "pdf"),
     }

@@ -1,7 +1,6 @@
 """`bronet info`: this installation, or what a run folder holds."""
 
 import importlib.metadata
-import json
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,8 +110,9 @@ def _contents(run: "RunFolder") -> Facts:
     facts += _remarks(run) if rows else []
     facts += [("report", str(page) if page.exists() else f"none yet; bronet report {run.path}")]
     if run.record.exists():
-        record = json.loads(run.record.read_text(encoding="utf-8"))
-        facts += _recorded(record)
+        from bronet.pretrained.record import read_json
+
+        facts += _recorded(read_json(run.record))
     return facts
 
 

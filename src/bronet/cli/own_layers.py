@@ -13,19 +13,20 @@ from bronet.errors import BronetError
 
 
 def run_layer_file(path: Path) -> None:
-    """Run a Python file as a module of its own name; where it fails, one line says where."""
+    """Run a Python file as a module that hides no other, whatever its name; where it fails, one line says where."""
     if path.suffix != ".py" or not path.is_file():
         raise BronetError(f"--layers must be a Python file that registers layers, got {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"bronet_layers_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BronetError:
         raise
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f" in line {lines[-1]}" if lines else ""
         raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bronet.foreign.steps import kind_of
+from bronet.errors import BronetError
+from bronet.foreign.steps import is_altered, kind_of
 from bronet.layers import LipschitzLayer
 from bronet.proof.convolution import convolution_norm
 from bronet.proof.rounding import gamma, up
@@ -28,8 +29,9 @@ class Bound(NamedTuple):
 _BY_DEFINITION = "for every input"
 _OF_WEIGHTS = "norm of these weights"
 _ONLY_MOVES = Bound(1.0, "only moves numbers")
-_INACTIVE = Bound(1.0, "does nothing in evaluation")
 _DIVIDES = Bound(None, "divides by a deviation of its own input, which may be as small as it likes")
+# Torch's own default: the jump there, relative to the value, is below the rounding of float32.
+_SMOOTH_THRESHOLD = 20
 # The largest slope of each, rounded up in the last digit (tests/test_check.py measures them).
 _SLOPES: dict[type[nn.Module], float] = {
     nn.ReLU: 1.0,
@@ -37,7 +39,6 @@ _SLOPES: dict[type[nn.Module], float] = {
     nn.Hardtanh: 1.0,
     nn.Tanh: 1.0,
     nn.Sigmoid: 0.25,
-    nn.Softplus: 1.0,
     nn.GELU: 1.13,
     nn.SiLU: 1.1,
     nn.Mish: 1.09,
@@ -47,7 +48,6 @@ _SLOPES: dict[type[nn.Module], float] = {
 _FIXED: dict[type[nn.Module], Bound] = {
     **{kind: Bound(slope, _BY_DEFINITION) for kind, slope in _SLOPES.items()},
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelUnshuffle, nn.PixelShuffle), _ONLY_MOVES),
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _INACTIVE),
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, nn.LocalResponseNorm), _DIVIDES),
 }
 
@@ -55,6 +55,8 @@ _FIXED: dict[type[nn.Module], Bound] = {
 def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     """Return a bound for activations of this shape (of one image), by the module's exact type."""
     kind = kind_of(module)
+    if is_altered(module):
+        return Bound(None, "a hook or a replaced forward may change what it gives")
     if isinstance(module, LipschitzLayer):
         proved = module.proved(shape)
         return Bound(proved.lipschitz, proved.remark or "proved")
@@ -99,8 +101,8 @@ def _linear(module: nn.Module, shape: tuple[int, ...]) -> Bound:
 
 def _batch_norm(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))
-    if module.running_var is None:
-        return Bound(None, "divides by the deviation of its own batch, having no running one")
+    if module.running_var is None or module.training:
+        return Bound(None, "divides by the deviation of its own batch")
     scale = (module.running_var.double() + module.eps).rsqrt()
     if module.weight is not None:
         scale = scale * module.weight.detach().double().abs()
@@ -132,19 +134,39 @@ def _adaptive_pool(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     return Bound(up(math.sqrt(1 / window)) if isinstance(module, nn.AdaptiveAvgPool2d) else 1.0, _BY_DEFINITION)
 
 
+def _dropout(module: nn.Module, shape: tuple[int, ...]) -> Bound:
+    if module.training:
+        return Bound(None, "drops at random in evaluation too")
+    return Bound(1.0, "does nothing in evaluation")
+
+
+def _softplus(module: nn.Module, shape: tuple[int, ...]) -> Bound:
+    assert isinstance(module, nn.Softplus)
+    if module.threshold < _SMOOTH_THRESHOLD:
+        return Bound(None, f"jumps where it becomes linear; a threshold of {_SMOOTH_THRESHOLD} would hide it")
+    return Bound(1.0, _BY_DEFINITION)
+
+
 def _leaky(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     assert isinstance(module, nn.LeakyReLU)
-    return Bound(max(1.0, abs(module.negative_slope)), _BY_DEFINITION)
+    return Bound(_slope(module.negative_slope), _BY_DEFINITION)
 
 
 def _prelu(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     assert isinstance(module, nn.PReLU)
-    return Bound(max(1.0, float(module.weight.detach().abs().max())), "largest slope")
+    return Bound(_slope(float(module.weight.detach().abs().max())), "largest slope")
 
 
 def _elu(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     assert isinstance(module, nn.ELU)
-    return Bound(max(1.0, abs(module.alpha)), _BY_DEFINITION)
+    return Bound(_slope(module.alpha), _BY_DEFINITION)
+
+
+def _slope(other: float) -> float:
+    """Return the larger of one and the slope on the other side of zero."""
+    if not math.isfinite(other):
+        raise BronetError(f"a slope must be finite to be bounded, got {other}")
+    return max(1.0, abs(other))
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -160,6 +182,8 @@ _RULES: dict[type[nn.Module], Callable[[nn.Module, tuple[int, ...]], Bound]] = {
     nn.AvgPool2d: _pool,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
     nn.AdaptiveMaxPool2d: _adaptive_pool,
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _dropout),
+    nn.Softplus: _softplus,
     nn.LeakyReLU: _leaky,
     nn.PReLU: _prelu,
     nn.ELU: _elu,

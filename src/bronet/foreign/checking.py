@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.foreign.bounds import bound_of
-from bronet.foreign.steps import Step, is_single, kind_of, output_shape, read_steps
+from bronet.foreign.steps import Step, checked_shape, is_single, kind_of, output_shape, read_steps, require_module
 from bronet.models import CertifiableModel
+from bronet.printed import bound_text
 from bronet.proof.rounding import up
 
 _WIDTH = 110
 _NEUTRAL = 1 + 1e-6
-_NOT_NUMBERED = 1e6
 
 
 class Verdict(StrEnum):
@@ -100,6 +100,9 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
     "certifiable" does a certificate follow that counts the rounding of the forward pass as well. A certifiable model
     knows its shape; every other needs `input_shape`, (channel, height, width) without the batch.
     """
+    require_module(model)
+    if input_shape is not None:
+        input_shape = checked_shape(input_shape)
     with _evaluating(model):
         if isinstance(model, CertifiableModel):
             return _certifiable(model, model.image_shape if input_shape is None else input_shape)
@@ -130,8 +133,8 @@ def _certifiable(model: CertifiableModel, shape: tuple[int, ...]) -> Checked:
 def _chain(steps: Sequence[Step], shape: tuple[int, ...]) -> Checked:
     layers = []
     for step in steps:
-        bound = bound_of(step.module, shape)
-        shape = output_shape(step, shape)
+        before, shape = shape, output_shape(step, shape)  # first, as a forward may be what makes the weights
+        bound = bound_of(step.module, before)
         layers.append(LayerCheck(step.path, step.kind, shape, bound.value, bound.reason))
     total = _product(layers)
     if total is None:
@@ -199,6 +202,4 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _number(bound: float | None) -> str:
-    if bound is None:
-        return "none"
-    return f"{bound:.4g}" if bound >= _NOT_NUMBERED else f"{bound:.4f}"
+    return "none" if bound is None else bound_text(bound)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
+from bronet.foreign.steps import Step, checked_shape, kind_of, output_shape, read_steps
 from bronet.layers import (
     Bias,
     Block,
@@ -82,8 +82,10 @@ def convert(
         raise BronetError(
             f"model must be a plain torch model, got {type(model).__name__}, which is certifiable already"
         )
-    channels = input_shape[0]
-    means = (0.5,) * channels if mean is None else tuple(float(value) for value in mean)
+    channels = checked_shape(input_shape)[0]
+    means = (0.5,) * channels if mean is None else mean
+    if not isinstance(means, Sequence) or not all(isinstance(value, (int, float)) for value in means):
+        raise BronetError(f"mean must be a sequence of numbers, one for each channel, got {mean!r}")
     if len(means) != channels:
         raise BronetError(f"mean must have one value for each of {channels} channels, got {len(means)}")
     steps = [step for step in read_steps(model) if not isinstance(step.module, _REMOVED)]
@@ -97,7 +99,7 @@ def convert(
         torch.manual_seed(seed)
         layers, shape = _converted(steps[:-1], input_shape, layer)
         head = _head(steps[-1], shape)
-    named: dict[str, LipschitzLayer | Block] = {"normalization": Normalization(means, std=std)}
+    named: dict[str, LipschitzLayer | Block] = {"normalization": Normalization(tuple(means), std=std)}
     return Chain(input_shape, named | _blocks(layers), head)
 
 

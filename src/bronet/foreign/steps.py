@@ -5,7 +5,7 @@ several inputs is refused: the product of its layers' constants would bound noth
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,17 @@ def is_single(module: nn.Module) -> bool:
     return own or isinstance(module, LipschitzLayer)
 
 
+def require_module(model: object) -> None:
+    """Raise unless the model is a module."""
+    if not isinstance(model, nn.Module):
+        raise BronetError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 def read_steps(model: nn.Module) -> list[Step]:
     """Return the steps of a model's forward in order, or raise naming the place where it is no chain."""
+    require_module(model)
+    if is_altered(model):
+        raise BronetError(f"forward of {type(model).__name__} must be its class's own, got one with hooks or replaced")
     if is_single(model):
         return [Step(kind_of(model).__name__, model)]
     try:
@@ -93,7 +102,8 @@ def read_steps(model: nn.Module) -> list[Step]:
             current = node
         else:
             inputs = [source for source in node.all_input_nodes if source not in sizes]
-            if node.op == "get_attr" or inputs != [current]:
+            is_pair = node.op == "output" and not isinstance(node.args[0], fx.Node)
+            if node.op == "get_attr" or inputs != [current] or is_pair:
                 raise BronetError(
                     f"{_place(node)} must take only the output of the step before it: a residual or branching forward "
                     "is no chain, and no product of constants bounds it"
@@ -147,7 +157,7 @@ def _function_step(node: fx.Node, sizes: set[fx.Node]) -> Step:
     if node.target in _FLATTENING and len(arguments) == 2 and arguments[0] in sizes and arguments[1] == -1:
         return Step(_place(node), nn.Flatten())
     if node.target in _DROPOUTS:
-        return Step(_place(node), nn.Identity())
+        return Step(_place(node), _dropout(node))
     if node.target not in _FUNCTIONS:
         raise BronetError(f"{_place(node)} must be a function with a known constant; write it as a torch.nn module")
     options = {key: value for key, value in node.kwargs.items() if key not in ("input", "inplace")}
@@ -155,6 +165,34 @@ def _function_step(node: fx.Node, sizes: set[fx.Node]) -> Step:
         return Step(_place(node), _FUNCTIONS[node.target](*arguments, **options))
     except TypeError as error:
         raise BronetError(f"{_place(node)} must have the arguments of a torch.nn module, but: {error}") from None
+
+
+def _dropout(node: fx.Node) -> nn.Module:
+    """Return the module of a dropout function, in the mode that the call names: one that names none drops always."""
+    _, *options = node.args  # p and training, where they are given by place
+    drops = options[1] if len(options) > 1 else node.kwargs.get("training", True)
+    return nn.Dropout().train(bool(drops))
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether a module may do something else than its type says: a hook or an attribute stands before its forward.
+
+    Hooks of torch.nn.utils only make the weights, such as those of `spectral_norm`.
+    """
+    before = [hook for hook in module._forward_pre_hooks.values() if not _is_of_torch(hook)]
+    return bool(before or module._forward_hooks) or "forward" in vars(module)
+
+
+def _is_of_torch(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of an image as a tuple, or raise where it is none."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise BronetError(f"input_shape must be sizes of at least 1, such as (3, 32, 32), got {shape!r}")
+    return sizes
 
 
 @torch.no_grad()
@@ -166,7 +204,7 @@ def output_shape(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
     step.module.eval()
     try:
         result = step.module(zeros)
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BronetError(f"{step.path} must take activations of shape {shape}, but it says: {reason}") from None
     finally:

@@ -4,7 +4,8 @@ Its numbers come from certified rows of the same weights, or it says that there 
 """
 
 from bronet.pretrained.config import PretrainedConfig
-from bronet.report.table import Summary, bound_text, number_text, percent
+from bronet.printed import bound_text
+from bronet.report.table import Summary, number_text, percent
 
 DATA_LICENCES = {
     "digits": "Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, UCI Machine Learning Repository), "

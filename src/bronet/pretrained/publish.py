@@ -15,7 +15,7 @@ from bronet.certify.run import CertificateFiles, load_model
 from bronet.certify.verify import read_certificate
 from bronet.errors import BronetError
 from bronet.pretrained.find import WEIGHTS, package_home
-from bronet.pretrained.record import published_record, published_text
+from bronet.pretrained.record import published_record, published_text, read_json
 from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained
 from bronet.train.run_folder import RunFolder, open_run
@@ -34,6 +34,8 @@ def publish(
     (`bronet round`). `home` is where named networks are; by default in this package.
     """
     run, results = open_run(Path(run_dir)), Path(results)
+    if results.resolve() == run.path.resolve() or (results.exists() and not results.is_dir()):
+        raise BronetError(f"--results must be a folder other than the run's, got {results}")
     if results.exists() and any(results.iterdir()) and not overwrite:
         raise BronetError(f"--results must be new or empty, got {results} with files in it; --overwrite replaces them")
     contents: dict[Path, bytes] = {}
@@ -49,12 +51,12 @@ def publish(
     if pretrained:
         _check_name(pretrained, run.recipe().data.name)
         _check_rounded(run)
-    if overwrite:
-        for pattern in ROW_FILES:
-            for path in results.glob(pattern):
-                path.unlink()
+    earlier = [path for pattern in ROW_FILES for path in results.glob(pattern)]
     for path, content in contents.items():
         replace_bytes(path, content)
+    for path in earlier:
+        if path not in contents:
+            path.unlink()
     if pretrained:
         folder = save_pretrained(run.path, (home or package_home()) / pretrained, name=pretrained)
         return [results, folder]
@@ -86,12 +88,15 @@ def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
     """Return the published files of every finished attack."""
     contents: dict[Path, bytes] = {}
     for path in sorted(run.path.glob("attack-*.json")):
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_json(path)
         if "robust_accuracy" not in facts:
             continue  # stopped before its end
         facts["command"] = published_text(str(facts.get("command", "")))
         contents[results / path.name] = _json(facts)
-        contents[results / f"{path.stem}.csv"] = path.with_suffix(".csv").read_bytes()
+        rows = path.with_suffix(".csv")
+        if not rows.is_file():
+            raise BronetError(f"{path} must have its rows in {rows.name}, but there is no such file; attack again")
+        contents[results / rows.name] = rows.read_bytes()
     return contents
 
 

@@ -20,15 +20,19 @@ def published_text(text: str) -> str:
 
 def published_record(path: Path) -> Json:
     """Return the record in a file, published; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BronetError(f"cannot read {path} ({error}); train this run again") from None
-    if not isinstance(record, dict):
-        raise BronetError(f"{path} must hold a JSON object, got {type(record).__name__}")
+    record = read_json(path) if path.exists() else {}
     return {key: published_text(value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def read_json(path: Path) -> Json:
+    """Return the JSON object of a file, or raise naming the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BronetError(f"cannot read {path} ({error}); make it again or remove it") from None
+    if not isinstance(content, dict):
+        raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _last_part(path: str) -> str:

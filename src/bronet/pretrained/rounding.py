@@ -5,15 +5,15 @@ as long as the certificate is made from the rounded weights. Kernels and matrice
 alpha) stay as they are: they are small, and a rounded mean would shift every activation.
 """
 
-import json
-import shutil
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from bronet.atomic import replace_bytes
 from bronet.certify.run import load_model
 from bronet.errors import BronetError
+from bronet.pretrained.record import read_json
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_text
 from bronet.train.run_folder import RunFolder, create_run, open_run
@@ -46,10 +46,11 @@ def round_run(run_dir: Path | str, out: Path | str) -> RunFolder:
         raise BronetError(f"--out must be another folder than the run's, got {out}")
     recipe = run.recipe()
     model = load_model(run, recipe)
+    record = {**read_json(run.record), "weights": REMARK} if run.record.exists() else None
     result = create_run(out, recipe)
     if run.log.exists():
-        shutil.copyfile(run.log, result.log)
-    if run.record.exists():
-        result.write_record({**json.loads(run.record.read_text(encoding="utf-8")), "weights": REMARK})
+        replace_bytes(result.log, run.log.read_bytes())
+    if record is not None:
+        result.write_record(record)
     save_rounded(result.weights, model, recipe=recipe)
     return result

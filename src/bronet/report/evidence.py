@@ -4,6 +4,7 @@ Nothing is recomputed from weights or images here. `record.json` and `log.jsonl`
 come from elsewhere; the recipe and the two files of the certificate are not.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class Certificate:
     seconds: float
     command: str
     weights_sha256: str
+    rows_sha256: str
     classes: tuple[str, ...]
     pixels: int | None
     soundness_cost: float | None
@@ -78,6 +80,9 @@ def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
     name = "certificate" if split == "test" else f"certificate-{split}"
     certificate = _read_certificate(run_dir / f"{name}.json")
     rows = read_rows(run_dir / f"{name}.csv")
+    found = hashlib.sha256((run_dir / f"{name}.csv").read_bytes()).hexdigest()
+    if certificate.rows_sha256 not in ("", found):  # changed by hand, or certifying ended between the two files
+        raise BronetError(f"{run_dir / name}.csv must be the rows that {name}.json names by hash; certify again")
     train = run_dir / "certificate-train.csv"
     if not rows or len(rows) != certificate.images:
         raise BronetError(
@@ -120,6 +125,7 @@ def _read_certificate(path: Path) -> Certificate:
         seconds=content.number("seconds"),
         command=content.text("command"),
         weights_sha256=content.text("weights_sha256"),
+        rows_sha256=content.text("rows_sha256") if "rows_sha256" in content.content else "",
         classes=content.texts("classes") if "classes" in content.content else (),
         pixels=int(content.number("pixels")) if "pixels" in content.content else None,
         soundness_cost=_soundness_cost(content),

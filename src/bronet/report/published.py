@@ -90,6 +90,6 @@ def _remark(recipe: Recipe, images: int) -> str:
         return "no named recipe"
     changed = [key for key in differing_keys(recipe, named) if key not in FREE_KEYS]
     remarks = [f"{len(changed)} settings changed, such as {changed[0]}"] if changed else []
-    if images != TEST_IMAGES[recipe.data.name]:
+    if images != TEST_IMAGES.get(recipe.data.name):
         remarks.append(f"the first {images:,} test images only")
     return "; ".join(remarks)

@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 
 from rich.table import Table
 from rich.text import Text
 
+from bronet.printed import bound_text
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 from bronet.report.classes import per_class
@@ -27,10 +27,6 @@ CSV_HEADER = (
     *("run", "images", "clean_accuracy", "eps", "certified_accuracy"),
     *("median_radius", "variance", "skewness", "lipschitz"),
 )
-BOUND_DIGITS = 7
-EXCESS_DIGITS = 2
-NEARLY_ONE = 1e-6
-"""A bound this close above 1 is shown as 1 plus its excess."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +141,6 @@ def percent(share: float) -> str:
 def number_text(value: float) -> str:
     """Return a measured number with four decimals, or a dash where it does not exist."""
     return ABSENT if math.isnan(value) else f"{value:.4f}"
-
-
-def bound_text(value: float) -> str:
-    """Return an upper bound in a few digits, rounded up; just above 1 as "1 + excess"."""
-    if not math.isfinite(value):
-        return str(value)
-    excess = Decimal(value) - 1
-    if 0 < excess < NEARLY_ONE:
-        return f"1 + {Context(prec=EXCESS_DIGITS, rounding=ROUND_CEILING).plus(excess):.1e}"
-    return f"{Context(prec=BOUND_DIGITS, rounding=ROUND_CEILING).plus(Decimal(value)).normalize():f}"
 
 
 def _cells(summaries: Sequence[Summary]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bronet.attack.single import Progress, attack_prediction
 from bronet.errors import BronetError
-from bronet.report.table import bound_text
+from bronet.printed import bound_text
 from bronet.web.picture import WHITE, noise_picture, picture, sheet
 from bronet.web.served import Card, Json, Served
 from bronet.web.upload import read_upload
@@ -87,7 +87,7 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
         "prediction": prediction,
         "margin": float(proved.margin),
         "radius": _finite(float(proved.radius)),
-        "rounding": float(proved.rounding),
+        "rounding": _finite(float(proved.rounding)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
     }

@@ -6,7 +6,6 @@ result. Who leaves the page ends the attack.
 
 import asyncio
 import base64
-import binascii
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -152,7 +151,7 @@ def _pixels(served: Served, chosen: Chosen) -> Float[Tensor, "1 c h w"]:
         return answers.sample_pixels(served, chosen.sample)
     try:
         content = base64.b64decode(chosen.image or "", validate=True)
-    except binascii.Error:
+    except ValueError:
         raise BronetError("image must be the base64 of an image file") from None
     return answers.uploaded_pixels(served, content)
 

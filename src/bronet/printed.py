@@ -1,0 +1,22 @@
+"""Bounds for people: never printed smaller than they are."""
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+BOUND_DIGITS = 7
+EXCESS_DIGITS = 2
+NEARLY_ONE = 1e-6
+"""A bound this close above 1 is shown as 1 plus its excess."""
+LONG = 10**BOUND_DIGITS
+"""A bound from here on is shown with an exponent."""
+
+
+def bound_text(value: float) -> str:
+    """Return an upper bound in a few digits, rounded up; just above 1 as "1 + excess"."""
+    if not math.isfinite(value):
+        return str(value)
+    excess = Decimal(value) - 1
+    if 0 < excess < NEARLY_ONE:
+        return f"1 + {Context(prec=EXCESS_DIGITS, rounding=ROUND_CEILING).plus(excess):.1e}"
+    shown = Context(prec=BOUND_DIGITS, rounding=ROUND_CEILING).plus(Decimal(value)).normalize()
+    return f"{shown:f}" if shown < LONG else f"{shown:e}"
