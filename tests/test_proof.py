@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from bronet import BronetError
 from bronet.proof.convolution import circulant_norm, convolution_norm, explicit_norm
-from bronet.proof.proved_map import Product, gain_of_products
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products
 from bronet.proof.reflector import a_priori_reflector_norm
 from bronet.proof.rounding import gamma, up
 from bronet.proof.spectral import absolute_norm, largest_eigenvalue, largest_singular_value
@@ -104,3 +104,12 @@ def test_gamma_and_up_round_up() -> None:
 def test_a_priori_bound_needs_a_ridge_above_rounding() -> None:
     with pytest.raises(BronetError, match="ridge must exceed the rounding"):
         a_priori_reflector_norm(64, 16, ridge=0.0)
+
+
+@pytest.mark.parametrize("name", ["lipschitz", "gain", "offset"])
+@pytest.mark.parametrize("value", [-1e-9, float("nan")])
+def test_a_layer_cannot_promise_less_than_nothing(name: str, value: float) -> None:
+    """A negative bound of one layer would eat up the rounding of the others."""
+    promised = {"lipschitz": 1.0, "gain": 0.0, "offset": 0.0, name: value}
+    with pytest.raises(BronetError, match=f"{name} of a proved map must be an upper bound of at least 0"):
+        ProvedMap(lambda x: x, (1,), promised["lipschitz"], gain=promised["gain"], offset=promised["offset"])

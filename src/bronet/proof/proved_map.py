@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bronet.errors import BronetError
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
 
@@ -25,6 +26,11 @@ class ProvedMap:
     gain: float = 0.0
     offset: float = 0.0
     remark: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in (("lipschitz", self.lipschitz), ("gain", self.gain), ("offset", self.offset)):
+            if not value >= 0:  # NaN too
+                raise BronetError(f"{name} of a proved map must be an upper bound of at least 0, got {value}")
 
 
 @dataclass(frozen=True)
