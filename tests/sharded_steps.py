@@ -10,6 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
+from bronet.cli.exit_status import leave
 from bronet.layers.prepared import ReflectorLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
@@ -108,3 +109,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

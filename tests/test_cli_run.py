@@ -124,7 +124,7 @@ def test_nan_weights_are_one_line_and_write_nothing(trained: Path) -> None:
 
 def test_certifying_an_unfinished_run_is_one_line(trained: Path) -> None:
     (trained / "model.safetensors").unlink()
-    assert "model.safetensors does not exist" in refusal("certify", str(trained))
+    assert "model.safetensors: No such file or directory; train" in refusal("certify", str(trained))
 
 
 def test_resuming_with_another_setting_names_it(trained: Path) -> None:

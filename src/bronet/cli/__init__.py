@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it, so that `bronet --help` ans
 promises to scripts is its exit status; see `bronet.cli.exit_status`.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from bronet.cli.bench import app as bench
 from bronet.cli.certify import certify
 from bronet.cli.check import check
 from bronet.cli.data import app as data
-from bronet.cli.exit_status import Commands
+from bronet.cli.exit_status import Commands, leave
 from bronet.cli.export import export
 from bronet.cli.info import info
 from bronet.cli.own_layers import run_layer_file
@@ -85,4 +86,9 @@ app.command()(info)
 
 def main() -> None:
     """Run the command line of this process and end it with the status that scripts can use."""
-    app(prog_name="bronet")
+    try:
+        app(prog_name="bronet")
+    except SystemExit as end:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            leave(end.code)
+        raise

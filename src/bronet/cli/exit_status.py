@@ -6,8 +6,10 @@ signal itself, which a shell also shows as 143.
 """
 
 import errno
+import os
+import sys
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -42,6 +44,17 @@ class Commands(TyperGroup):
                 raise
             where = f" {error.filename}" if error.filename else ""
             raise _ended(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
+
+
+def leave(status: object) -> NoReturn:
+    """End this process at once with a status, as `sys.exit` takes it; what was printed is flushed.
+
+    For the processes of torchrun: threads of their connections that are still alive while the interpreter takes itself
+    apart can abort it, after all the work is done and written.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _ended(message: str, status: int) -> typer.Exit:
