@@ -11,6 +11,7 @@ import pytest
 from bronet import BronetError
 from bronet.bench import equal_budget, layer_figures, layers
 from bronet.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
+from bronet.bench.row_file import csv_text, json_text
 from bronet.bench.timed_training import Budget
 from bronet.layers import CONVOLUTIONS
 from bronet.report.curve import figure_bytes
@@ -31,9 +32,9 @@ def test_sweep_measures_every_shape_once_and_draws_it() -> None:
         assert row.memory_kind == "saved for backward"
     by_width = {row.width: row.memory_bytes for row in rows if row.layer == "standard"}
     assert by_width[4] > by_width[2]
-    read = list(csv.DictReader(io.StringIO(layers.csv_text(rows))))
+    read = list(csv.DictReader(io.StringIO(csv_text(rows))))
     assert [line["layer"] for line in read] == ["bro", "standard"] * 2
-    assert json.loads(layers.json_text(rows, facts={"command": "x"}))["rows"][0]["width"] == 2
+    assert json.loads(json_text(rows, facts={"command": "x"}))["rows"][0]["width"] == 2
     for draw in (layer_figures.figure_2, layer_figures.figure_5, layer_figures.figure_6):
         assert figure_bytes(draw(rows), "png").startswith(PNG)
     growth = layer_figures.growth(rows)
@@ -46,7 +47,7 @@ def test_rows_read_back_as_they_were_measured(tmp_path: Path) -> None:
         replace(row, train_seconds=seconds) for row in layers.measure(sweep, device="cpu") for seconds in (None, 0.25)
     ]
     path = tmp_path / "layers.csv"
-    path.write_text(layers.csv_text(measured))
+    path.write_text(csv_text(measured))
     assert layers.read_rows(path) == measured
     path.write_text("layer,size\nbro,32\n")
     with pytest.raises(BronetError, match=r"rows must be a layers\.csv"):
@@ -107,7 +108,7 @@ def test_equal_budget_trains_and_certifies_every_layer_alike() -> None:
         assert row.clean >= row.certified_1 >= row.certified_2 >= row.certified_3
     assert equal_budget.markdown(rows).count("\n") == 4
     assert figure_bytes(equal_budget.draw(rows), "png").startswith(PNG)
-    assert len(list(csv.DictReader(io.StringIO(equal_budget.csv_text(rows))))) == 2
+    assert len(list(csv.DictReader(io.StringIO(csv_text(rows))))) == 2
 
 
 def test_equal_budget_recipes_differ_in_the_layer_only() -> None:

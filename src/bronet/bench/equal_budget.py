@@ -6,12 +6,9 @@ layer is trained with EMMA, which is what regularises it; all others without. On
 nothing.
 """
 
-import csv
-import io
-import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import torch
@@ -153,20 +150,6 @@ def _certified(model: CertifiableModel, test: ImageSet, eps: Sequence[str]) -> t
     certified = [float((right & (radius > parse_budget(text))).double().mean()) for text in eps]
     remarks = [layer.remark for _, layer in network.layers if layer.remark]
     return float(right.double().mean()), certified, network.lipschitz, remarks[0] if remarks else ""
-
-
-def csv_text(rows: Sequence[BudgetRow]) -> str:
-    """Return the rows as a CSV file."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [field.name for field in fields(BudgetRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return buffer.getvalue()
-
-
-def json_text(rows: Sequence[BudgetRow], *, facts: dict[str, object]) -> str:
-    """Return the rows and the facts around them (command, commit, versions) as JSON."""
-    return json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
 
 
 def table(rows: Sequence[BudgetRow]) -> list[list[str]]:

@@ -6,12 +6,10 @@ training step keeps for its backward pass, parameters not counted. Steps are ord
 """
 
 import csv
-import io
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -210,17 +208,8 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def csv_text(rows: Sequence[LayerRow]) -> str:
-    """Return the rows as a CSV file; an empty cell is what was not measured."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [field.name for field in fields(LayerRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return buffer.getvalue()
-
-
 def read_rows(path: Path) -> list[LayerRow]:
-    """Return the rows of a file that `csv_text` wrote."""
+    """Return the rows of a file that `row_file.csv_text` wrote."""
     types = get_type_hints(LayerRow)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -239,8 +228,3 @@ def _cell(text: str, kind: object) -> Any:
             raise ValueError("an empty cell where a number must be")
         return None
     return int(text) if kind in (int, int | None) else float(text)
-
-
-def json_text(rows: Sequence[LayerRow], *, facts: dict[str, object]) -> str:
-    """Return the rows and the facts around them (command, commit, versions) as JSON."""
-    return json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n"

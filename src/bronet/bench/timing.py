@@ -3,18 +3,17 @@
 Recording removes the gaps between kernel launches, on both sides of a comparison alike.
 """
 
-import csv
-import io
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from bronet.atomic import replace_bytes
+from bronet.bench.row_file import csv_text
 
 WARM_UP = 3
 GIB = 2**30
@@ -112,9 +111,5 @@ def timing_row(
 
 def write_timings(path: Path, rows: Sequence[TimingRow]) -> None:
     """Write rows as CSV, replacing the file at once."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=list(asdict(rows[0])), lineterminator="\n")
-    table.writeheader()
-    table.writerows(asdict(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, text.getvalue().encode())
+    replace_bytes(path, csv_text(rows).encode())

@@ -46,6 +46,7 @@ def layers(
 
     from bronet.atomic import replace_text
     from bronet.bench import layer_figures, layers
+    from bronet.bench.row_file import csv_text, json_text
     from bronet.cli.console import open_console, say
     from bronet.cli.options import device_name
 
@@ -63,7 +64,7 @@ def layers(
     rows = [row for path in rows_from or () for row in layers.read_rows(path)]
     for row in layers.measure(sweep, device=device_name(device)) if not rows_from else ():
         rows.append(row)
-        replace_text(out / "layers.csv", layers.csv_text(rows))  # as they come: a later failure loses none
+        replace_text(out / "layers.csv", csv_text(rows))  # as they come: a later failure loses none
         seconds = row.memory_kind if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
         say(console, f"{row.layer:9s} s={row.size} width={row.width} k={row.kernel}  training step {seconds}")
     if not rows:
@@ -74,8 +75,8 @@ def layers(
         "figure-6": layer_figures.figure_6(rows),
     }
     texts = {
-        "layers.csv": layers.csv_text(rows),
-        "layers.json": layers.json_text(rows, facts=_facts()),
+        "layers.csv": csv_text(rows),
+        "layers.json": json_text(rows, facts=_facts()),
     }
     written = _write(out, texts, figures)
     table = Table("layer", "step", "time grows", "MACs grow", "memory grows", "Table 8 memory grows")
@@ -108,6 +109,7 @@ def equal_budget(
 
     from bronet.atomic import replace_text
     from bronet.bench import equal_budget as bench
+    from bronet.bench.row_file import csv_text, json_text
     from bronet.bench.timed_training import Budget
     from bronet.cli.console import open_console, say
     from bronet.cli.options import device_name
@@ -123,13 +125,13 @@ def equal_budget(
             say(console, f"{row.layer:9s} failed: {row.reason}")
             continue
         rows.append(row)
-        replace_text(out / "equal-budget.csv", bench.csv_text(rows))  # as they come: a later failure loses none
+        replace_text(out / "equal-budget.csv", csv_text(rows))  # as they come: a later failure loses none
         say(console, f"{row.layer:9s} {row.steps} steps in {row.train_seconds:.1f} s, clean {100 * row.clean:.1f} %")
     if not rows:
         raise BronetError(f"layers must train to be compared, but all failed: {'; '.join(failed.values())}")
     texts = {
-        "equal-budget.csv": bench.csv_text(rows),
-        "equal-budget.json": bench.json_text(rows, facts=_facts() | {"failed": failed}),
+        "equal-budget.csv": csv_text(rows),
+        "equal-budget.json": json_text(rows, facts=_facts() | {"failed": failed}),
         "equal-budget.md": bench.markdown(rows),
     }
     written = _write(out, texts, {"equal-budget": bench.draw(rows)})

@@ -4,7 +4,6 @@ Options that a construction does not have (a rank, a residual, an image size) ar
 registry is open: `register_convolution` adds a kind of one's own (docs/own_layer.md).
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from bronet.layers.rivals import (
     StandardConv2d,
 )
 from bronet.recipe.convolution_kind import add_convolution_kind
+from bronet.recipe.reader import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +201,7 @@ def convolution(
         input_size: the image's size before the stride; needed by "lipreg", used by "cpl" for its norm estimate.
     """
     if kind not in CONVOLUTIONS:
-        nearest = difflib.get_close_matches(kind, CONVOLUTIONS, n=1, cutoff=0.0)[0]
-        raise BronetError(f"unknown convolution {kind!r}; the nearest known one is {nearest!r}")
+        raise BronetError(f"unknown convolution {kind!r}; the nearest known one is {nearest(kind, CONVOLUTIONS)!r}")
     known = CONVOLUTIONS[kind]
     if rank is not None and not known.rank:
         raise BronetError(f"rank must be left out for a {kind} convolution, which has none, got {rank}")

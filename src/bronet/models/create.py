@@ -1,6 +1,5 @@
 """From a description to a network: by name, or from an architecture of one's own."""
 
-import difflib
 from dataclasses import replace
 
 import torch
@@ -12,6 +11,7 @@ from bronet.models.model import CertifiableModel
 from bronet.models.stack import Stack
 from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
+from bronet.recipe.reader import nearest
 
 
 def create_model(
@@ -25,8 +25,7 @@ def create_model(
 ) -> CertifiableModel:
     """Return a named network (`bronet-m`, `lipconvnet-10-32`, ...) for the images of a known data set."""
     if name not in NAMED:
-        nearest = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.0)[0]
-        raise BronetError(f"unknown model {name!r}; the nearest known one is {nearest!r}")
+        raise BronetError(f"unknown model {name!r}; the nearest known one is {nearest(name, NAMED)!r}")
     spec = dataset_spec(dataset)
     if classes is not None:
         spec = replace(spec, classes=classes)

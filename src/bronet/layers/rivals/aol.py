@@ -7,29 +7,13 @@ keeps the small singular values from zero: it becomes almost orthogonal only if 
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.rivals.spatial_conv import SpatialConv2d
+from bronet.layers.rivals.spatial_conv import KernelConv2d
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.proof.rescaling import weighted_sum_norm
 
 
-class AOLConv2d(SpatialConv2d):
+class AOLConv2d(KernelConv2d):
     """x -> K T^-1/2 x, T_i the absolute sum of row i of the kernel's autocorrelation; arguments as in SpatialConv2d."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        circular: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, circular=circular)
-        shape = (out_channels, self.in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start at the identity kernel, where the rescaling does nothing."""

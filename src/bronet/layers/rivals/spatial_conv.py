@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, require_channels
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
@@ -69,6 +69,30 @@ class SpatialConv2d(DerivedLayer[Tensor]):
             f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.unshuffle.factor}, circular={self.circular}"
         )
+
+
+class KernelConv2d(SpatialConv2d):
+    """One whose parameter has the shape of its kernel; arguments as in SpatialConv2d."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        circular: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, circular=circular)
+        shape = (out_channels, self.in_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Start anew."""
 
 
 def convolve_kept_size(x: Tensor, kernel: Tensor, *, circular: bool) -> Tensor:

@@ -7,27 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from bronet.layers.rivals.arguments import require_size
-from bronet.layers.rivals.spatial_conv import SpatialConv2d
+from bronet.layers.rivals.spatial_conv import KernelConv2d
 
 
-class StandardConv2d(SpatialConv2d):
+class StandardConv2d(KernelConv2d):
     """x -> K x; arguments as in SpatialConv2d. No guarantee on its norm, which is bounded as stored."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        circular: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, circular=circular)
-        shape = (out_channels, self.in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start from normals that keep the variance (Kaiming, linear)."""
