@@ -6,9 +6,14 @@ from torch.testing import assert_close
 
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
+from bronet.models import build_model
 from bronet.ortho.real_dft import kernel_basis
 from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.ortho.textbook import textbook_bro_convolution
+from bronet.recipe import named_recipe, override
+from bronet.train.optimizer import optimizer_for
+from bronet.train.step import TrainStep
+from bronet.train.tally import Tally
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,6 +67,33 @@ def test_fused_nadam_equals_torch() -> None:
         fused.step()
         reference.step()
     assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("lookahead_steps", [0, 6])
+def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookahead_steps: int) -> None:
+    """Rates differ from step to step: a recorded one would show, as would one that a replay leaves out."""
+    values = ["optim.name=muon", f"optim.lookahead_steps={lookahead_steps}", f"train.precision={precision}"]
+    recipe = override(named_recipe("digits/quickstart"), [*values, "model.width=16", "model.depth=2"])
+    spec = recipe.data.spec()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(32, spec.channels, spec.height, spec.width, generator=generator).cuda()
+    labels = torch.randint(spec.classes, (32,), generator=generator).cuda()
+    start = [p.detach() for p in build_model(recipe.model, spec, device="cuda").parameters()]
+    trained = []
+    for recorded in (True, False):
+        model = build_model(recipe.model, spec, device="cuda").train()
+        tally = Tally(eps=0.1, device="cuda")
+        step = TrainStep(recipe, model, optimizer_for(recipe.optim, model), tally, recorded=recorded)
+        for number in range(10):
+            step(images, labels, number=number, learning_rate=0.02 / (1 + number), emma_eps=0.1)
+        assert (step.graph is not None) == recorded
+        assert tally.first_bad_step() is None
+        trained.append([p.detach() for p in model.parameters()])
+    for ours, theirs, before in zip(*trained, start, strict=True):
+        moved = (theirs - before).norm()
+        assert moved > 0
+        assert (ours - theirs).norm() <= 0.05 * moved
 
 
 @pytest.mark.parametrize("shift_class", [Centring, Bias])

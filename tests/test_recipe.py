@@ -69,6 +69,14 @@ def test_round_trip_is_exact_for_any_valid_values(
     assert from_text(to_text(recipe)) == recipe
 
 
+def test_muon_with_a_linear_schedule_survives_the_round_trip() -> None:
+    settings = ["optim.name=muon", "optim.momentum=0.95", "optim.schedule=linear"]
+    recipe = override(named_recipe("digits/quickstart"), settings)
+    assert from_text(to_text(recipe)) == recipe
+    assert (recipe.optim.name, recipe.optim.momentum, recipe.optim.schedule) == ("muon", 0.95, "linear")
+    assert OptimRecipe(name="muon", lr=1e-3).momentum == 0.9
+
+
 def test_text_holds_every_default_in_a_fixed_order() -> None:
     text = to_text(from_text(MINIMAL))
     for field in dataclasses.fields(LossRecipe):
@@ -111,6 +119,13 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
         ("name: la", "name: la, emma_eps: 1/255", ["loss.emma_start_eps", "at most", "3.6/255"]),
         ("name: digits", "name: digit", ["digit", "digits"]),
         ("lr: 1e-3", "lr: 1e-3, warmup_epochs: 3", ["optim.warmup_epochs", "train.epochs = 2", "3"]),
+        (
+            "lr: 1e-3",
+            "lr: 1e-3, schedule: linear, warmup_epochs: 3",
+            ["optim.warmup_epochs", "train.epochs = 2", "3"],
+        ),
+        ("lr: 1e-3", "lr: 1e-3, schedule: step", ["optim.schedule", "cosine, linear, milestones", "'step'"]),
+        ("lr: 1e-3", "lr: 1e-3, name: moun", ["optim.name", "nadam, sgd, muon", "'moun'"]),
         ("lr: 1e-3", "lr: 1e-3, milestones: 3", ["optim.milestones", "list", "3"]),
         ("lr: 1e-3", "lr: 1e-3, milestones: [5, 3]", ["optim.milestones", "growing", "[5, 3]"]),
         ("lr: 1e-3", "lr: 1e-3, lr: 2e-3", ["lr", "twice"]),

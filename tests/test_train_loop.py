@@ -105,8 +105,10 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
         [],
         ["optim.name=sgd", "optim.lookahead_steps=0", "loss.name=ce+cr"],
         ["model.backbone=lipreg", "loss.name=ce"],
+        ["optim.name=muon", "optim.momentum=0.95", "optim.weight_decay=1e-4", "optim.schedule=linear"],
+        ["optim.name=muon", "optim.lookahead_steps=0"],
     ],
-    ids=["bronet", "sgd", "liresnet"],
+    ids=["bronet", "sgd", "liresnet", "muon", "muon-alone"],
 )
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, settings: list[str]) -> None:
     recipe = tiny_recipe(*settings)

@@ -25,8 +25,9 @@ def log_of(folder: Path) -> list[dict[str, float]]:
         (("train.epochs=4", "train.ema_decay=0.5", "train.validate_every=2"), ("--share-transforms",)),
         # Few steps: gradients jump where MaxMin or EMMA changes sides, and then rounding is magnified.
         (("train.epochs=2", "model.backbone=lipreg", "optim.name=sgd", "optim.lr=0.05", "loss.name=ce"), ()),
+        (("train.epochs=2", "optim.name=muon", "optim.schedule=linear"), ()),
     ],
-    ids=["bronet", "liresnet"],
+    ids=["bronet", "liresnet", "muon"],
 )
 def test_two_processes_train_the_network_of_one(
     tmp_path: Path, values: tuple[str, ...], flags: tuple[str, ...]

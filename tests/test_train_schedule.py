@@ -34,6 +34,15 @@ def test_cosine_falls_from_the_peak_to_zero() -> None:
     assert falling == sorted(falling, reverse=True)
 
 
+def test_linear_warms_up_and_falls_in_a_straight_line_to_zero() -> None:
+    recipe = OptimRecipe(lr=0.5, schedule="linear", warmup_epochs=20)
+    warm_up = OptimRecipe(lr=0.5, warmup_epochs=20)
+    assert [rate(recipe, step) for step in range(200)] == [rate(warm_up, step) for step in range(200)]
+    assert [rate(recipe, step) for step in (199, 200, 600, 800, TOTAL)] == [0.5, 0.5, 0.25, 0.125, 0]
+    assert rate(recipe, TOTAL - 1) == pytest.approx(0.5 / 800)
+    assert rate(OptimRecipe(lr=0.5, schedule="linear", warmup_epochs=EPOCHS), TOTAL - 1) == 0.5
+
+
 def test_cosine_without_warm_up_starts_at_the_peak() -> None:
     assert rate(OptimRecipe(lr=0.5), 0) == 0.5
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from bronet.errors import BronetError
-from bronet.recipe import named_recipe
+from bronet.recipe import named_recipe, override
 from bronet.train import RunOptions, train
 from bronet.train.run_folder import open_run
 from torchrun import ENVIRONMENT, SECONDS, alone, largest_difference, together, torchrun_words
@@ -93,6 +93,14 @@ def test_each_process_holds_half_of_lipconvnet_and_steps_like_one() -> None:
     assert [sum(parts) for parts in zip(first["shares"], second["shares"], strict=True)] == pytest.approx([1, 1, 1])
     reasons = {first["breaks"], second["breaks"]}
     assert reasons == {"first in the output of layer normalization", "in the forward pass of another process"}
+
+
+def test_muon_cannot_be_sharded(tmp_path: Path) -> None:
+    recipe = override(named_recipe("digits/quickstart"), ["optim.name=muon"])
+    with pytest.raises(BronetError, match=r"optim.name must be nadam or sgd where .* \(fsdp\), got 'muon'") as error:
+        train(recipe, tmp_path / "run", options=RunOptions(fsdp=True))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_process_has_nothing_to_shard_over(tmp_path: Path) -> None:

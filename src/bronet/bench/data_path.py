@@ -19,7 +19,7 @@ import torch
 from bronet.data import Batch, prepared_ahead
 from bronet.models import build_model
 from bronet.recipe import Recipe, named_recipe, override
-from bronet.train.optimizer import build_optimizer
+from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
@@ -36,7 +36,7 @@ def measure_data_path(
     """Return images per second of both kinds of steps (medians over rounds), and their ratio."""
     batches, _ = open_training(recipe, device=device, processes=Processes(), data_dir=data_dir, workers=workers)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
-    optimizer = build_optimizer(recipe.optim, model.parameters())
+    optimizer = optimizer_for(recipe.optim, model)
     take = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
     stream = prepared_ahead(batches.between(0, ROUNDS * steps + 1), device)
     fixed = next(stream)

@@ -10,7 +10,7 @@ from bronet.layers import frozen
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe, override
 from bronet.recipe.schema import Recipe
-from bronet.train.optimizer import build_optimizer
+from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 
@@ -69,7 +69,7 @@ def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).train()
-    optimizer = build_optimizer(recipe.optim, model.parameters())
+    optimizer = optimizer_for(recipe.optim, model)
     step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
     pixels, labels = _inputs(recipe, device)
 

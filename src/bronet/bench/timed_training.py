@@ -15,7 +15,7 @@ from bronet.data import ImageSet, augment, epoch_order, generator_for, steps_per
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
-from bronet.train.optimizer import build_optimizer
+from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 
@@ -56,7 +56,7 @@ def train_for(model: CertifiableModel, recipe: Recipe, images: ImageSet, budget:
     """Train the model in place until the budget is used; images lie on the model's device."""
     device = images.images.device
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device)
-    step = TrainStep(recipe, model.train(), build_optimizer(recipe.optim, model.parameters()), tally)
+    step = TrainStep(recipe, model.train(), optimizer_for(recipe.optim, model), tally)
     taken, epoch, used = 0, 0, 0.0
     batch = recipe.train.batch_size
     count = steps_per_epoch(len(images), batch)

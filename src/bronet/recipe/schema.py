@@ -16,8 +16,8 @@ from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 
 LossName = Literal["la", "ce", "ce+cr"]
 PenalisedQuantity = Literal["radius", "margin"]
-OptimizerName = Literal["nadam", "sgd"]
-ScheduleName = Literal["cosine", "milestones"]
+OptimizerName = Literal["nadam", "sgd", "muon"]
+ScheduleName = Literal["cosine", "linear", "milestones"]
 Precision = Literal["float32", "bf16"]
 
 # An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
@@ -152,8 +152,9 @@ class OptimRecipe:
     """The optimiser, Lookahead around it, gradient clipping and the learning rate over time.
 
     `weight_decay` is coupled: it is added to the gradient as an L2 term. `clip_norm` None turns clipping off
-    and `lookahead_steps` 0 turns Lookahead off. `warmup_epochs` belongs to the cosine schedule, `milestones`
-    (epochs at which the rate is multiplied by `milestone_factor`) to the other one.
+    and `lookahead_steps` 0 turns Lookahead off. `momentum` belongs to sgd and to muon (0.95 is usual there), which
+    orthogonalises the updates of orthogonal layers and leaves the rest to nadam. `warmup_epochs` belongs to the cosine
+    and the linear schedule, `milestones` (epochs at which the rate is multiplied by `milestone_factor`) to the other.
     """
 
     name: OptimizerName = "nadam"
@@ -242,7 +243,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
             raise BronetError(f"name must be printable text of at least one letter, got {self.name!r}")
-        if self.optim.schedule == "cosine" and self.optim.warmup_epochs > self.train.epochs:
+        if self.optim.schedule != "milestones" and self.optim.warmup_epochs > self.train.epochs:
             raise BronetError(
                 f"optim.warmup_epochs must be at most train.epochs = {self.train.epochs}, "
                 f"got {self.optim.warmup_epochs}: lower it too"

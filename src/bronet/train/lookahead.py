@@ -13,14 +13,16 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from bronet.errors import BronetError
+from bronet.train.muon import Muon
 from bronet.train.nadam import FusedNAdam
 from bronet.train.sharding import cut, part_of, spread
 
 STATE_KEYS: dict[type[Optimizer], tuple[str, ...]] = {
     torch.optim.NAdam: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: ("momentum_buffer",),
+    Muon: ("momentum_buffer",),
 }
-"""What the inner optimisers keep for each parameter after a step."""
+"""What the inner optimisers keep after a step for each parameter; Muon for a matrix."""
 NUMBERS = frozenset({"step", "mu_product"})
 """State that is one number per parameter, not a tensor of its shape."""
 
@@ -77,7 +79,7 @@ class Lookahead:
 
     def set_learning_rate(self, rate: float) -> None:
         """Use this learning rate in the next step; call it once before every step."""
-        if isinstance(self.optimizer, FusedNAdam):
+        if isinstance(self.optimizer, (FusedNAdam, Muon)):
             self.optimizer.prepare(rate)
             return
         for group in self.optimizer.param_groups:
@@ -103,13 +105,10 @@ class Lookahead:
 
     def _state_shapes(self) -> dict[str, torch.Size]:
         """Return name and shape of every tensor that `tensors` returns after a step, slow weights not."""
-        group = self.optimizer.param_groups[0]
-        kept = next(keys for kind, keys in STATE_KEYS.items() if isinstance(self.optimizer, kind))
-        keys = kept if group.get("momentum", True) else ()
         return {
             f"state.{index}.{key}": torch.Size() if key in NUMBERS else origin.shape
-            for index, origin in enumerate(self.origins)
-            for key in keys
+            for index, (parameter, origin) in enumerate(zip(self.parameters, self.origins, strict=True))
+            for key in _state_keys(self.optimizer, parameter)
         }
 
     def load_tensors(self, tensors: dict[str, Tensor], *, steps_taken: int) -> None:
@@ -146,3 +145,11 @@ class Lookahead:
         self.optimizer.state.clear()
         self.optimizer.state.update(state)
         self.steps_taken = steps_taken
+
+
+def _state_keys(optimizer: Optimizer, parameter: Tensor) -> tuple[str, ...]:
+    """Return what an inner optimiser keeps for a parameter after a step."""
+    part = optimizer.part_for(parameter) if isinstance(optimizer, Muon) else optimizer
+    if not part.param_groups[0].get("momentum", True):  # SGD without it
+        return ()
+    return next(keys for kind, keys in STATE_KEYS.items() if isinstance(part, kind))

@@ -17,7 +17,7 @@ from bronet.train.diagnosis import Snapshot
 from bronet.train.epoch_end import close_epoch, look, track_batch
 from bronet.train.forward import forward_for
 from bronet.train.interrupt import Interrupted, stop_requests
-from bronet.train.optimizer import build_optimizer
+from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.progress import Pace, Stopwatch, display_for
 from bronet.train.run_folder import RunFolder, remove_leftovers
@@ -57,7 +57,7 @@ def fit(
     forward = forward_for(
         model.train(), recipe, processes, device=batches.device, share_transforms=share_transforms, fsdp=fsdp
     )
-    optimizer = build_optimizer(recipe.optim, model.parameters())
+    optimizer = optimizer_for(recipe.optim, model)
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
     training = Training(
         recipe=recipe,

@@ -15,6 +15,7 @@ from bronet.recipe.schema import Recipe
 from bronet.train.checkpoint import check_recipe
 from bronet.train.determinism import deterministic
 from bronet.train.loop import fit
+from bronet.train.optimizer import require_wholes
 from bronet.train.processes import Processes, joined_processes
 from bronet.train.run_folder import RunFolder, create_run, describe_run, open_run
 from bronet.train.track import TensorBoard, Tracker
@@ -74,6 +75,7 @@ def train(
     """
     options = options or RunOptions()
     checked = _checked_device(device, recipe)
+    require_wholes(recipe.optim, sharded=options.fsdp)
     with deterministic(options.deterministic), joined_processes(checked) as (processes, place):
         if options.fsdp and processes.world == 1:
             raise BronetError(

@@ -13,8 +13,8 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
     """Return the learning rate of a step.
 
     Guaranteed, cosine: grows linearly over the warm-up and reaches `lr` in its last step, then follows half a
-    cosine that would be 0 at `total_steps`. Guaranteed, milestones: `lr` times `milestone_factor` to the
-    number of milestones (in epochs) passed.
+    cosine that would be 0 at `total_steps`; linear: the same warm-up, then a straight line to the same end.
+    Guaranteed, milestones: `lr` times `milestone_factor` to the number of milestones (in epochs) passed.
     """
     if recipe.schedule == "milestones":
         passed = sum(step >= milestone * steps_per_epoch for milestone in recipe.milestones)
@@ -23,6 +23,8 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
     done = (step - warmup) / max(1, total_steps - warmup)
+    if recipe.schedule == "linear":
+        return recipe.lr * (1 - done)
     return recipe.lr * (1 + math.cos(math.pi * done)) / 2
 
 
