@@ -8,15 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bronet.errors import BronetError
-from bronet.models import CertifiableModel
-from bronet.recipe import BRONetArchitecture
+from bronet.models import CertifiableModel, build_model
+from bronet.recipe import BRONetArchitecture, parse_budget
 from bronet.train.average import WeightAverage
 from bronet.train.diagnosis import Snapshot, find_bad_layer
 from bronet.train.kept_checkpoints import older_checkpoints
 from bronet.train.loop import fit
+from bronet.train.processes import Processes
 from bronet.train.run import RunOptions, train
 from bronet.train.run_folder import create_run
 from bronet.train.tensor_file import FORMAT_KEY
+from bronet.train.training_set import open_training
+from bronet.train.validation import validate
 from test_train_loop import build, digits, tiny_recipe
 
 
@@ -73,6 +76,27 @@ def test_an_average_is_what_it_says_and_survives_an_interruption(tmp_path: Path)
     resumed = train(recipe, whole.path, resume=True, progress=False)
     assert load_file(resumed.weights).keys() == averaged.keys()
     assert all(torch.equal(tensor, averaged[name]) for name, tensor in load_file(resumed.weights).items())
+
+
+def test_where_weights_are_averaged_the_average_is_validated(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.ema_decay=0.9", "train.validate_every=1", "optim.lr=2e-2")
+    run = train(recipe, tmp_path / "run", progress=False)
+    last = json.loads(run.log.read_text().splitlines()[-1])
+    _, held_out = open_training(recipe, device=torch.device("cpu"), processes=Processes())
+    assert held_out is not None
+    model = build_model(recipe.model, recipe.data.spec(), seed=1)
+    stored = load_file(run.checkpoint)
+    budgets = [parse_budget(text) for text in recipe.certify.eps]
+    found = {}
+    for kind in ("average", "model"):
+        tensors = {name.removeprefix(f"{kind}."): value for name, value in stored.items() if name.startswith(kind)}
+        model.load_state_dict(tensors, strict=False)
+        found[kind] = validate(model, held_out, budgets=budgets, processes=Processes())
+    assert last["validation_accuracy"] == found["average"].accuracy
+    assert last["validation_certified"] == pytest.approx(
+        dict(zip(recipe.certify.eps, found["average"].certified, strict=True))
+    )
+    assert found["average"] != found["model"]
 
 
 def spoil(model: CertifiableModel, name: str) -> None:

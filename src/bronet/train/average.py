@@ -4,6 +4,9 @@ After every step the average moves the share 1 - decay towards the model's weigh
 1-Lipschitz layers, so the average of two networks is certified like any other.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +37,17 @@ class WeightAverage:
     def copy_to_model(self) -> None:
         """Replace the model's weights and running means by the average."""
         torch._foreach_copy_(self.current, self.average)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model hold the average inside, and what it held before afterwards."""
+        trained = [tensor.clone() for tensor in self.current]
+        self.copy_to_model()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.current, trained)
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

@@ -3,6 +3,7 @@ validation on held-out images, and what a tracker wants to know.
 """
 
 import json
+from contextlib import nullcontext
 
 import torch
 
@@ -71,16 +72,25 @@ def track_batch(training: Training, step: int) -> None:
 
 
 def _validated(training: Training, epoch: int) -> dict[str, object]:
-    """Return what held-out images say, and keep the weights if they are the best so far."""
+    """Return what held-out images say, and keep the weights if they are the best so far at the first budget.
+
+    Where weights are averaged, it is the average that is judged and kept: a run ends with it.
+    """
     every = training.recipe.train.validate_every
     if training.held_out is None or not every or (epoch + 1) % every:
         return {}
-    eps = parse_budget(training.recipe.certify.eps[0])
-    found = validate(training.model, training.held_out, eps=eps, processes=training.processes)
+    names = training.recipe.certify.eps
+    budgets = [parse_budget(text) for text in names]
     is_main = training.processes.is_main  # it decides for all: the log that others read may be a line longer
-    if training.processes.any(is_main and found.certified_accuracy > best_so_far(training.run)):
-        save_weights(training.run.best_weights, training.model, recipe=training.recipe, writes=is_main)
-    return {"validation_accuracy": found.accuracy, VALIDATION_KEY: found.certified_accuracy}
+    with training.average.in_place() if training.average is not None else nullcontext():
+        found = validate(training.model, training.held_out, budgets=budgets, processes=training.processes)
+        if training.processes.any(is_main and found.certified[0] > best_so_far(training.run)):
+            save_weights(training.run.best_weights, training.model, recipe=training.recipe, writes=is_main)
+    return {
+        "validation_accuracy": found.accuracy,
+        VALIDATION_KEY: found.certified[0],
+        "validation_certified": dict(zip(names, found.certified, strict=True)),
+    }
 
 
 def _stop_if_diverged(training: Training, epoch: int, summary: Summary) -> None:

@@ -4,6 +4,7 @@ The certified accuracy uses the model's current estimate of its constants, as th
 certificate.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -20,16 +21,18 @@ BATCH = 500
 
 
 class Validation(NamedTuple):
-    """Shares of the held-out images."""
+    """Shares of the held-out images: correct, and certified at each budget asked for."""
 
     accuracy: float
-    certified_accuracy: float
+    certified: tuple[float, ...]
 
 
 @torch.no_grad()
-def validate(model: CertifiableModel, images: ImageSet, *, eps: float, processes: Processes) -> Validation:
+def validate(
+    model: CertifiableModel, images: ImageSet, *, budgets: Sequence[float], processes: Processes
+) -> Validation:
     """Return the accuracies over all held-out images, each process doing its part; the model stays in training mode."""
-    counts = torch.zeros(2, dtype=torch.float64, device=images.images.device)
+    counts = torch.zeros(1 + len(budgets), dtype=torch.float64, device=images.images.device)
     # Processes of a sharded network go through it together, so all take as many images: some one that does not count.
     mine = torch.arange(-(-len(images) // processes.world)) * processes.world + processes.rank
     # What a sharded network gathers for one pass is not to be kept for the next.
@@ -42,7 +45,8 @@ def validate(model: CertifiableModel, images: ImageSet, *, eps: float, processes
             labels = images.labels[index.to(images.labels.device)]
             prediction, _, radius = certified_radius(model(images.pixels(index)), gap)
             correct = (prediction == labels) & counted
-            counts += torch.stack((correct.sum(), certified_at(radius, correct, eps).sum()))
+            certified = [certified_at(radius, correct, eps).sum() for eps in budgets]
+            counts += torch.stack((correct.sum(), *certified))
     model.train()
-    accuracy, certified = (processes.sum(counts) / len(images)).tolist()
-    return Validation(accuracy, certified)
+    accuracy, *shares = (processes.sum(counts) / len(images)).tolist()
+    return Validation(accuracy, tuple(shares))
