@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bronet.attack.rows import read_attack_rows, write_attack_rows
 from bronet.attack.run import attack_run
 from bronet.attack.target import AttackPlan
 from bronet.certify.run import certify_run
@@ -99,6 +100,15 @@ def test_every_autoattack_is_listed_and_nothing_else_is_called_so(attacked: Path
     assert "the first 50 test images only" in cells[8]
     # In the other norm there was PGD only.
     assert "`tiny`" not in paper_table(11, published_runs(tmp_path / "results"))
+
+
+def test_a_run_whose_certificate_was_broken_is_not_published(attacked: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(attacked, tmp_path / "run")
+    rows = read_attack_rows(folder / "attack-autoattack-l2-6.csv")
+    write_attack_rows(folder / "attack-autoattack-l2-6.csv", [replace(row, radius=row.l2 + 1) for row in rows])
+    with pytest.raises(BronetError, match="certificate was broken must not be published"):
+        publish(folder, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("recipe", [FAST, "cifar10/lipconvnet-10-32"])

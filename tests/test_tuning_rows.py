@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bronet.bench.row_file import csv_text
 from bronet.bench.tuning_rows import REPEATED, collect, main, tuning_row
+from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.report.fill import filled
-from bronet.report.tuning import read_tuning, tuning_table
+from bronet.report.tuning import FILE, read_tuning, tuning_table
 from bronet.train import train
 from tiny_run import SETTINGS
 
@@ -77,9 +78,13 @@ def test_a_chain_of_comparisons_stays(runs: Path, tmp_path: Path) -> None:
     assert rows[2].changed == REPEATED
 
 
-def test_the_page_shows_points_against_the_named_run(runs: Path) -> None:
-    rows = [replace(row, verdict="kept") for row in collect(runs / "base", [runs / "slow"])]
-    page = filled("<!-- generated: tuning -->\n<!-- end -->\n", [], rows)
+def test_the_page_shows_points_against_the_named_run(runs: Path, tmp_path: Path) -> None:
+    main([str(runs / "base"), str(runs / "slow"), "--out", str(tmp_path / FILE)])
+    rows, file = read_tuning(tmp_path / FILE), tmp_path / "page.md"
+    file.write_text("<!-- generated: tuning -->\n<!-- end -->\n")
+    done = CliRunner().invoke(app, ["report", "--fill", str(file), "--results", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = file.read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith("| `slow`"))
     apart = [f"{100 * (mine - other):+.1f}" for mine, other in zip(rows[1].shares, rows[0].shares, strict=True)]
     assert f"| {' / '.join(apart)} " in line
