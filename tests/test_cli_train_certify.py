@@ -19,7 +19,8 @@ from torchrun import together
 SHRUNK = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]
 SHORT = ["train.epochs=2", "train.keep_checkpoints=2", "optim.warmup_epochs=0"]
 IMAGES = 500
-TIME = re.compile(r"^time:    training [\d.]+ s, proof and 500 images [\d.]+ s, (in all|this command) [\d.]+ s$", re.M)
+LONG = r"(?:\d+ min )?[\d.]+ s"
+TIME = re.compile(rf"^time:    training {LONG}, proof and 500 images {LONG}, (in all|this command) {LONG}$", re.M)
 CERTIFICATE = ("certificate.csv", "certificate.json")
 pytestmark = pytest.mark.usefixtures("one_thread")
 terminal = CliRunner()
