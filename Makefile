@@ -35,7 +35,7 @@ figures: $(READY)
 
 # The numbers of these pages, computed anew from results/.
 pages: $(READY)
-	$(BIN)/bronet report --fill README.md --fill docs/results.md
+	$(BIN)/bronet report --fill README.md --fill docs/results.md --fill docs/speedrun.md
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -100,11 +100,12 @@ def test_imports_inside_functions_count_and_those_for_type_checkers_do_not(tmp_p
     assert {entry.module for entry in imports(file)} == {"bronet.train", "bronet.data"}
 
 
-def test_a_report_reads_rows_and_nothing_else_of_a_certificate() -> None:
+def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() -> None:
     found = {entry.module for path in FILES if room_of(path) == "report" for entry in imports(path)}
     rooms = {module.split(".")[1] for module in found if module.startswith("bronet.")}
-    assert rooms <= {"atomic", "certify", "errors", "printed", "radius", "recipe", "report"}
-    assert {module for module in found if module.startswith("bronet.certify")} == {"bronet.certify.rows"}
+    assert rooms <= {"atomic", "attack", "certify", "errors", "printed", "radius", "recipe", "report"}
+    for room in ("certify", "attack"):
+        assert {module for module in found if module.startswith(f"bronet.{room}")} == {f"bronet.{room}.rows"}
 
 
 @pytest.mark.parametrize("room", NO_TORCH)

@@ -22,7 +22,7 @@ from published_rows import publish_rows
 
 LA = "cifar100/lipconvnet-10-32"
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "speedrun.md"]
 SEEDS = {0: (0.480, 0.354, 0.245, 0.160), 1: (0.490, 0.354, 0.245, 0.162), 2: (0.491, 0.354, 0.245, 0.164)}
 terminal = CliRunner()
 
@@ -135,7 +135,7 @@ def test_the_summary_counts_what_is_missing(runs: list[PublishedRun]) -> None:
     assert f"3 of the {len(known)} recipes" in text
 
 
-@pytest.mark.parametrize("what", ["reproduced", "runs", "tables", "table 6", "run la-0"])
+@pytest.mark.parametrize("what", ["reproduced", "runs", "tables", "table 6", "run la-0", "speedrun cifar10", "tuning"])
 def test_a_block_is_filled_and_filling_again_changes_nothing(runs: list[PublishedRun], what: str) -> None:
     page = f"by hand\n<!-- generated: {what} -->\nold numbers\n<!-- end -->\nby hand too\n"
     text = filled(page, runs)
@@ -145,7 +145,7 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(runs: list[Publishe
     assert filled(text, runs) == text
 
 
-@pytest.mark.parametrize("what", ["tabel 6", "run nowhere", "table x"])
+@pytest.mark.parametrize("what", ["tabel 6", "run nowhere", "table x", "speedrun digits"])
 def test_an_unknown_block_is_refused(runs: list[PublishedRun], what: str) -> None:
     with pytest.raises(BronetError, match="a block"):
         filled(f"<!-- generated: {what} -->\n<!-- end -->", runs)
@@ -164,8 +164,9 @@ def test_every_number_between_the_markers_of_a_page_comes_from_committed_rows(tm
         assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), f"bronet report --fill {page.name}"
 
 
-def test_no_accuracy_stands_outside_of_the_markers_of_the_results_page() -> None:
-    by_hand = BLOCK.sub("", PAGES[1].read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_no_accuracy_stands_outside_of_the_markers_of_a_page_of_results(page: Path) -> None:
+    by_hand = BLOCK.sub("", page.read_text(encoding="utf-8"))
     assert re.findall(r"\d+\.\d+(?: %| /)", by_hand) == []
 
 

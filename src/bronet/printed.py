@@ -1,4 +1,4 @@
-"""Bounds for people: never printed smaller than they are."""
+"""Numbers for people: bounds, never printed smaller than they are, and times."""
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal
@@ -9,6 +9,7 @@ NEARLY_ONE = 1e-6
 """A bound this close above 1 is shown as 1 plus its excess."""
 LONG = 10**BOUND_DIGITS
 """A bound from here on is shown with an exponent."""
+MINUTE = 60
 
 
 def bound_text(value: float) -> str:
@@ -20,3 +21,12 @@ def bound_text(value: float) -> str:
         return f"1 + {Context(prec=EXCESS_DIGITS, rounding=ROUND_CEILING).plus(excess):.1e}"
     shown = Context(prec=BOUND_DIGITS, rounding=ROUND_CEILING).plus(Decimal(value)).normalize()
     return f"{shown:f}" if shown < LONG else f"{shown:e}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time as one would say it: "7.5 s", "19 min 12 s", "1 h 0 min 5 s"."""
+    if round(seconds, 1) < MINUTE:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), MINUTE)
+    hours, minutes = divmod(minutes, MINUTE)
+    return f"{f'{hours} h ' if hours else ''}{minutes} min {rest} s"

@@ -24,6 +24,8 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bronet.report.evidence import Evidence
+
 
 def certify(
     run: Annotated[
@@ -77,9 +79,7 @@ def certify(
     and certificate.json (the proved bound of every layer); of other splits certificate-train.csv and so on.
     `bronet verify` checks them later. A pretrained network is copied to a run folder first.
     """
-    from bronet.cli.console import open_console, sample_note, say, show_naive, show_results
-    from bronet.report.evidence import read_evidence
-    from bronet.report.table import summarize
+    from bronet.cli.console import open_console, say
     from bronet.train import open_run
 
     named = run or pretrained
@@ -88,27 +88,62 @@ def certify(
     console = open_console()
     run = run_folder(named, out)
     split = chosen_split(split, open_run(run).recipe().data, data_dir=data_dir, download=download)
-    certify_folder(
+    certify_and_show(
         run,
         console,
         eps=tuple(eps or ()),
         split=split,
         limit=limit,
         targeted=targeted,
+        naive=naive,
         device=device,
         data_dir=data_dir,
         download=download,
         command=typed_command(),
     )
-    evidence = read_evidence(run, split=split.value)
+    say(console, f"next:    bronet report {shlex.quote(str(run))}")
+
+
+def certify_and_show(
+    folder: Path,
+    console: "Console",
+    *,
+    eps: tuple[str, ...] = (),
+    split: Split = Split.TEST,
+    limit: int | None = None,
+    targeted: bool = False,
+    naive: bool = False,
+    device: Device,
+    data_dir: Path | None = None,
+    download: bool = False,
+    command: str,
+) -> "Evidence":
+    """Certify a run, print the table and where the rows are, and return what was written."""
+    from bronet.cli.console import sample_note, say, show_naive, show_results
+    from bronet.report.evidence import read_evidence
+    from bronet.report.table import summarize
+
+    certify_folder(
+        folder,
+        console,
+        eps=eps,
+        split=split,
+        limit=limit,
+        targeted=targeted,
+        device=device,
+        data_dir=data_dir,
+        download=download,
+        command=command,
+    )
+    evidence = read_evidence(folder, split=split.value)
     show_results(console, [summarize(evidence)])
     if naive:
         show_naive(console, summarize(evidence.naive()))
     if split is Split.SAMPLE:
         say(console, sample_note(evidence))
     name = "certificate.csv" if split is Split.TEST else f"certificate-{split.value}.csv"
-    say(console, f"rows:    {run / name}")
-    say(console, f"next:    bronet report {shlex.quote(str(run))}")
+    say(console, f"rows:    {folder / name}")
+    return evidence
 
 
 def certify_folder(

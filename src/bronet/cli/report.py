@@ -67,8 +67,10 @@ def report(
     else:
         from bronet.atomic import replace_text
         from bronet.report.fill import filled, read_page
+        from bronet.report.tuning import FILE, read_tuning
 
-        pages = {page: filled(read_page(page), published) for page in fill or []}
+        tuning = read_tuning(results / FILE)
+        pages = {page: filled(read_page(page), published, tuning) for page in fill or []}
         for page, text in pages.items():
             replace_text(page, text)
             typer.echo(f"filled   {page}")

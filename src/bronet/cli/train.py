@@ -2,11 +2,13 @@
 
 import os
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bronet.cli.certify import certify_and_show
 from bronet.cli.options import (
     RUNS,
     DataDirOption,
@@ -66,22 +68,29 @@ def train(
     fsdp: Annotated[
         bool, typer.Option("--fsdp", help="Shard parameters and optimiser over the processes of torchrun.")
     ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Then prove the network and certify the test images, as bronet certify.")
+    ] = False,
 ) -> None:
     """Train the network of a recipe.
 
-    Example:  bronet train digits/quickstart --set train.epochs=5
+    Example:  bronet train digits/quickstart --set train.epochs=5 --certify
 
     Writes into the run folder: recipe.yaml (every setting), log.jsonl (one line per epoch),
-    checkpoint.safetensors (to resume from), model.safetensors (the weights) and record.json.
+    checkpoint.safetensors (to resume from), model.safetensors (the weights) and record.json; with --certify
+    also what `bronet certify` writes, and prints how long each part took.
     Ctrl-C saves the state and says how to resume. On several GPUs:
     torchrun --nproc-per-node=8 -m bronet train ... (see docs/training.md).
     """
+    began = time.perf_counter()
     from bronet.train import RunOptions
 
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
     plan, folder = _chosen(recipe, changes, out, resume=resume)
+    if certify:  # images that are missing are better missed now than after the last epoch
+        fetch_dataset(plan.data, Split.TEST, data_dir=data_dir, download=download)
     run = train_recipe(
         plan,
         folder,
@@ -99,8 +108,45 @@ def train(
             fsdp=fsdp,
         ),
     )
-    if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes speaks for all
-        typer.echo(f"trained: {run.path}\nnext:    bronet certify {shlex.quote(str(run.path))}")
+    if os.environ.get("RANK", "0") != "0":  # one of torchrun's processes speaks for all, and certifies alone
+        return
+    typer.echo(f"trained: {run.path}")
+    if certify:
+        _certify(run, device=device, data_dir=data_dir, began=began, resumed=resume)
+    typer.echo(f"next:    bronet {'report' if certify else 'certify'} {shlex.quote(str(run.path))}")
+
+
+def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: float, resumed: bool) -> None:
+    """Certify the test images where the network was trained, and print how long it all took.
+
+    The time of training is the record's: that of all processes which the run took, if it was resumed. The last time is
+    then of this command alone.
+    """
+    from bronet.cli.console import open_console, say
+    from bronet.printed import duration_text
+
+    _give_back_memory()
+    console = open_console()
+    evidence = certify_and_show(run.path, console, device=device, data_dir=data_dir, command=typed_command())
+    certificate, training, wall = evidence.certificate, evidence.record["seconds"], time.perf_counter() - began
+    assert isinstance(training, int | float)  # as training has just written it
+    whole = "this command" if resumed or training > wall else "in all"
+    say(
+        console,
+        f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "
+        f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}",
+    )
+
+
+def _give_back_memory() -> None:
+    """Free what training held on a GPU: objects in reference cycles, and blocks that torch keeps for later."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def train_recipe(

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from bronet.atomic import replace_bytes
+from bronet.attack.rows import read_attack_rows
 from bronet.certify.hashes import SEAL, Json, file_hash, sealed
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.certify.verify import read_certificate
@@ -85,15 +86,16 @@ def _certificate(run: RunFolder, results: Path, split: str) -> dict[Path, bytes]
 
 
 def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
-    """Return the published files of every finished attack."""
+    """Return the published files of every finished attack; raise if one was stopped by a certificate that it broke."""
     contents: dict[Path, bytes] = {}
     for path in sorted(run.path.glob("attack-*.json")):
-        facts = read_json(path)
+        facts, rows = read_json(path), path.with_suffix(".csv")
+        if any(row.refutes for row in read_attack_rows(rows)):
+            raise BronetError(f"a run whose certificate was broken must not be published; see {rows}")
         if "robust_accuracy" not in facts:
             continue  # stopped before its end
         facts["command"] = published_text(str(facts.get("command", "")))
         contents[results / path.name] = _json(facts)
-        rows = path.with_suffix(".csv")
         if not rows.is_file():
             raise BronetError(f"{path} must have its rows in {rows.name}, but there is no such file; attack again")
         contents[results / rows.name] = rows.read_bytes()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bronet.certify.rows import Row, read_rows
 from bronet.errors import BronetError
+from bronet.report.attack_facts import check_attack
 
 Json = dict[str, object]
 
@@ -97,8 +98,14 @@ def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
         record=_read_object(run_dir / "record.json", optional=True),
         log=_read_log(run_dir / "log.jsonl"),
         train_rows=tuple(read_rows(train)) if train.exists() else (),
-        attacks=tuple(_read_object(path) for path in sorted(run_dir.glob("attack-*.json"))),
+        attacks=tuple(_read_attack(path, certificate) for path in sorted(run_dir.glob("attack-*.json"))),
     )
+
+
+def _read_attack(path: Path, certificate: Certificate) -> Json:
+    facts = _read_object(path)
+    check_attack(path, facts, pixels=certificate.pixels)
+    return facts
 
 
 def _read_certificate(path: Path) -> Certificate:

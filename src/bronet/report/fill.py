@@ -4,8 +4,9 @@
     ...
     <!-- end -->
 
-Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe) and
-`run FOLDER`. Text outside of the markers is written by hand and never touched.
+Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
+`run FOLDER`, `speedrun DATA` (the short schedule beside published rows) and `tuning` (the log of tuning runs). Text
+outside of the markers is written by hand and never touched.
 """
 
 import re
@@ -13,18 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.report.paper import aligned, all_tables, paper_table, reproduced
+from bronet.report.aligned import aligned
+from bronet.report.paper import all_tables, paper_table, reproduced
 from bronet.report.published import PublishedRun
+from bronet.report.speedrun import speedrun_table
 from bronet.report.table import ABSENT, markdown_table, paper_line, summarize
+from bronet.report.tuning import TuningRow, tuning_table
 
 BLOCK = re.compile(r"(?P<start><!-- generated: (?P<what>[^>]+?) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.S)
 
 
-def filled(text: str, runs: Sequence[PublishedRun]) -> str:
-    """Return a page with every generated block computed anew; raise if there is none, or one of an unknown kind."""
+def filled(text: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow] = ()) -> str:
+    """Return a page with every generated block computed anew; raise if there is none, or one of an unknown kind.
+
+    `tuning` are the lines of the log of tuning runs.
+    """
     if not BLOCK.search(text):
         raise BronetError("a page to fill must have a block <!-- generated: ... --> with <!-- end -->, found none")
-    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs)}\n{block['end']}", text)
+    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs, tuning)}\n{block['end']}", text)
 
 
 def read_page(path: Path) -> str:
@@ -35,19 +42,23 @@ def read_page(path: Path) -> str:
         raise BronetError(f"could not read the page {path} ({error})") from None
 
 
-def _content(what: str, runs: Sequence[PublishedRun]) -> str:
+def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow]) -> str:
     word, _, rest = what.partition(" ")
-    if what == "reproduced":
-        return reproduced(runs)
-    if what == "runs":
-        return every_run(runs)
-    if what == "tables":
-        return all_tables(runs)
+    whole = {
+        "reproduced": lambda: reproduced(runs),
+        "runs": lambda: every_run(runs),
+        "tables": lambda: all_tables(runs),
+        "tuning": lambda: tuning_table(tuning),
+    }
+    if what in whole:
+        return whole[what]()
     if word == "table" and rest.isdecimal():
         return paper_table(int(rest), runs)
     if word == "run":
         return markdown_table([summarize(_named(rest, runs).evidence)])
-    raise BronetError(f"a block must be reproduced, runs, tables, table N or run FOLDER, got {what!r}")
+    if word == "speedrun":
+        return speedrun_table(rest, runs)
+    raise BronetError(f"a block must be {', '.join(whole)}, table N, run FOLDER or speedrun DATA, got {what!r}")
 
 
 def every_run(runs: Sequence[PublishedRun]) -> str:

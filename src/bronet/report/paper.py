@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from bronet.radius import implied_radius
 from bronet.recipe.paper_table import PaperRow, paper_rows, paper_tables
+from bronet.report.aligned import aligned
+from bronet.report.attacks import attacked_parts
 from bronet.report.published import PublishedRun, runs_of
 from bronet.report.table import ABSENT
 
@@ -64,11 +66,13 @@ def paper_table(number: int, runs: Sequence[PublishedRun]) -> str:
     for row in paper_rows(number):
         chosen = runs_of(row.recipe, list(runs)) if row.recipe else []
         used += [run for run in chosen if run not in used]
-        cells.append([_label(row), row.group, *_compared(row, chosen, quantities)])
+        cells.append([row_label(row), row.group, *_compared(row, chosen, quantities)])
     names = ", ".join(quantity.name for quantity in quantities)
     parts = [title, f"Numbers, in this order: {names}.", aligned(cells)]
     if used:
         parts.append("Our runs: " + "; ".join(_told(run) for run in used) + ".")
+    if number in ATTACKED_NORM:
+        parts += attacked_parts(runs, ATTACKED_NORM[number])
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
@@ -94,15 +98,6 @@ def reproduced(runs: Sequence[PublishedRun]) -> str:
         return count + "\n"
     heading = "Clean and certified accuracy in percent, at 36/255, 72/255 and 108/255."
     return f"{heading} {count}\n\n{aligned(cells)}"
-
-
-def aligned(cells: Sequence[Sequence[str]]) -> str:
-    """Return cells, the header first, as a Markdown table whose columns line up in a terminal too."""
-    texts = [[cell.replace("|", "\\|") for cell in line] for line in cells]
-    widths = [max(len(line[column]) for line in texts) for column in range(len(texts[0]))]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in texts]
-    ruler = ["-" * max(width, 3) for width in widths]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], ruler, *padded[1:]))
 
 
 def quantities_of(number: int) -> tuple[Quantity, ...]:
@@ -175,6 +170,8 @@ FURTHER: dict[int, tuple[Quantity, ...]] = {
     15: (_of_time("train_seconds", 1), _printed("inference_seconds")),
 }
 """Columns after the accuracies."""
+ATTACKED_NORM = {10: "l2", 11: "linf"}
+"""Tables below which every attacked run of ours stands, also of networks that the paper did not attack."""
 
 
 def _compared(row: PaperRow, runs: Sequence[PublishedRun], quantities: Sequence[Quantity]) -> list[str]:
@@ -195,7 +192,7 @@ def _compared(row: PaperRow, runs: Sequence[PublishedRun], quantities: Sequence[
     return [paper, _joined(ours, quantities), _joined(apart, quantities, sign="+"), spread_text, seeds]
 
 
-def _label(row: PaperRow) -> str:
+def row_label(row: PaperRow) -> str:
     """Return the row's name with what the paper says of its size."""
     layers = [f"{row.others['layers']:g} layers"] if "layers" in row.others else []
     size = ", ".join([*layers, *([row.parameters] if row.parameters else [])])

@@ -101,7 +101,10 @@ def train(
             if processes.is_main:
                 create_run(folder, recipe, overwrite=overwrite)
             processes.wait()
-        record = describe_run(recipe, device=place, command=command) | {"processes": processes.world}
+        record = describe_run(recipe, device=place, command=command) | {
+            "processes": processes.world,
+            "steps": batches.steps_per_epoch * recipe.train.epochs,
+        }
         tracker = TensorBoard(run.tracking) if options.track and processes.is_main else Tracker()
         seconds = fit(
             recipe,

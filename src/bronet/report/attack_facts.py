@@ -1,0 +1,46 @@
+"""The facts of a finished attack are counted again from the rows beside them, before any table shows them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from bronet.attack.rows import AttackRow, Json, read_attack_rows
+from bronet.errors import BronetError
+from bronet.radius import implied_radius
+from bronet.recipe.schema import parse_budget
+
+TOLERANCE = 1e-9
+"""Between a share as written and as counted again: far less than one image of a million."""
+
+
+def check_attack(path: Path, facts: Json, *, pixels: int | None) -> None:
+    """Raise unless a finished attack's facts are those of the rows beside them, and its name is that of its file.
+
+    A file without rows is taken at its word, and so is the certified share where the number of pixels is not known.
+    """
+    rows = read_attack_rows(path.with_suffix(".csv"))
+    if "robust_accuracy" not in facts or not rows:
+        return
+    if not path.name.startswith(f"attack-{facts.get('attack')}-{facts.get('norm')}-"):
+        raise BronetError(f"{path} must be named after its attack, got {facts.get('attack')} {facts.get('norm')}")
+    for key, value in _counted(rows, facts, pixels).items():
+        told = facts.get(key)
+        if not isinstance(told, int | float) or abs(told - value) > TOLERANCE:
+            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {told!r}; attack again")
+
+
+def _counted(rows: Sequence[AttackRow], facts: Json, pixels: int | None) -> dict[str, float]:
+    """Return what the rows say of themselves."""
+    correct = [row for row in rows if row.prediction == row.label]
+    counted = {
+        "images": len(rows),
+        "clean_accuracy": len(correct) / len(rows),
+        "robust_accuracy": sum(row.robust for row in rows) / len(rows),
+        "certified_broken": sum(row.refutes for row in rows),
+    }
+    if pixels is not None:
+        eps = parse_budget(str(facts.get("eps")), name="eps")
+        norm: Literal["l2", "linf"] = "linf" if facts.get("norm") == "linf" else "l2"
+        radii = (implied_radius(row.radius, norm=norm, pixels=pixels) for row in correct)
+        counted["certified_accuracy"] = sum(radius > eps for radius in radii) / len(rows)
+    return counted

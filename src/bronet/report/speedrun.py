@@ -1,0 +1,94 @@
+"""The short schedules beside what the field has published: ours where they were run, else "not run".
+
+The recipes DATA/bronet-m-fast have no row in the paper. They are set beside its BRONet-M and BRONet-L (Table 1), and
+beside what later work has published; differences are ours minus the other's.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bronet.errors import BronetError
+from bronet.printed import duration_text
+from bronet.recipe.paper_table import paper_rows
+from bronet.report.aligned import aligned
+from bronet.report.paper import NOT_RUN, row_label
+from bronet.report.published import PublishedRun, runs_of
+from bronet.report.table import ABSENT
+
+RECIPES = {data: f"{data}/bronet-m-fast" for data in ("cifar10", "cifar100")}
+"""The recipe of each data set."""
+COMPARISON_TABLE = 1
+COMPARED = ("BRONet-M", "BRONet-L")
+
+
+class Other(NamedTuple):
+    """A published row: accuracies in percent, clean and at 36/255, 72/255 and 108/255."""
+
+    name: str
+    source: str
+    shares: tuple[float, float, float, float]
+
+
+LATER = {"cifar10": (Other("LipNeXt-64M", "published 2026, no public code", (81.5, 71.2, 59.2, 45.9)),)}
+"""What was published after the paper, by data set."""
+
+
+def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
+    """Return the comparison for a data set as Markdown, with what ours rests on below it."""
+    if data not in RECIPES:
+        raise BronetError(f"a block speedrun must name one of {', '.join(RECIPES)}, got {data!r}")
+    chosen = runs_of(RECIPES[data], list(runs))
+    ours = [statistics.fmean(column) for column in zip(*map(_shares, chosen), strict=True)]
+    cells = [
+        ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
+        [f"`{RECIPES[data]}`", "ours, proved", _joined(ours) if ours else NOT_RUN, ABSENT],
+    ]
+    for other in (*_of_paper(data), *LATER.get(data, ())):
+        apart = [mine - theirs for mine, theirs in zip(ours, other.shares, strict=True)] if ours else []
+        cells.append([other.name, other.source, _joined(other.shares), _joined(apart, "+") if apart else ABSENT])
+    return "\n\n".join([aligned(cells).rstrip(), *_told(chosen)]) + "\n"
+
+
+def _of_paper(data: str) -> list[Other]:
+    rows = [row for row in paper_rows(COMPARISON_TABLE) if row.group == data and row.row.startswith(COMPARED)]
+    source, found = f"the paper, Table {COMPARISON_TABLE}", []
+    for row in rows:
+        clean, (at_36, at_72, at_108) = row.clean, row.certified
+        assert clean is not None  # the paper prints all four numbers of these rows
+        assert at_36 is not None
+        assert at_72 is not None
+        assert at_108 is not None
+        found.append(Other(row_label(row), source, (clean, at_36, at_72, at_108)))
+    return found
+
+
+def _shares(run: PublishedRun) -> list[float]:
+    shares = (run.statistics.clean_accuracy, *(entry.accuracy for entry in run.statistics.certified))
+    return [100 * share for share in shares]
+
+
+def _told(runs: Sequence[PublishedRun]) -> list[str]:
+    """Return seeds, spread and times of our runs; nothing if there are none."""
+    if not runs:
+        return []
+    seeds = ", ".join(str(run.recipe.train.seed) for run in runs)
+    told = f"Ours: seed {seeds}." if len(runs) == 1 else f"Ours: the mean of seeds {seeds}"
+    if len(runs) > 1:
+        spread = [statistics.stdev(column) for column in zip(*map(_shares, runs), strict=True)]
+        told += f"; standard deviation of one run {_joined(spread)}."
+    return [f"{told} " + " ".join(map(_times, runs))]
+
+
+def _times(run: PublishedRun) -> str:
+    record, certificate = run.evidence.record, run.evidence.certificate
+    seconds = record.get("seconds")
+    training = duration_text(seconds) if isinstance(seconds, int | float) else "time unknown"
+    return (
+        f"`{run.folder}`: training {training} on {record.get('device', 'a device unknown')}, "
+        f"proof and {certificate.images:,} images {duration_text(certificate.seconds)}."
+    )
+
+
+def _joined(values: Sequence[float], sign: str = "") -> str:
+    return " / ".join(f"{value:{sign}.1f}" for value in values)

@@ -1,0 +1,121 @@
+"""One command from data to a certified table: `bronet train --certify` is training, then `bronet certify`."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bronet.certify.hashes import SEAL
+from bronet.cli import app
+from bronet.cli.exit_status import ExitStatus
+from bronet.cli.quickstart import RECIPE_NAME
+from bronet.printed import duration_text
+from generated_images import class_folders
+from torchrun import together
+
+SHRUNK = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]
+SHORT = ["train.epochs=2", "train.keep_checkpoints=2", "optim.warmup_epochs=0"]
+IMAGES = 500
+LONG = r"(?:\d+ min )?[\d.]+ s"
+TIME = re.compile(rf"^time:    training {LONG}, proof and 500 images {LONG}, (in all|this command) {LONG}$", re.M)
+CERTIFICATE = ("certificate.csv", "certificate.json")
+pytestmark = pytest.mark.usefixtures("one_thread")
+terminal = CliRunner()
+
+
+def run(*words: str) -> Result:
+    """Run a command that must succeed."""
+    result = terminal.invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def settings(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def table(printed: str) -> list[str]:
+    """Return the lines of the table of accuracies."""
+    return [line for line in printed.splitlines() if "accuracy" in line and "│" in line]
+
+
+def facts(folder: Path) -> dict[str, object]:
+    """Return the facts of a certificate that do not depend on when and how it was made."""
+    content = json.loads((folder / "certificate.json").read_text())
+    return {key: value for key, value in content.items() if key not in ("seconds", "command", SEAL)}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("oneshot") / "run"
+    words = ["train", RECIPE_NAME, "--out", str(folder), "--device", "cpu", "--certify"]
+    return folder, run(*words, *settings(*SHRUNK, *SHORT)).stdout
+
+
+def test_one_command_gives_what_two_give(done: tuple[Path, str], tmp_path: Path) -> None:
+    folder, printed = done
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    for name in CERTIFICATE:
+        (copy / name).unlink()
+    again = run("certify", str(copy), "--device", "cpu").stdout
+    assert table(again) == table(printed) != []
+    assert (copy / "certificate.csv").read_bytes() == (folder / "certificate.csv").read_bytes()
+    assert facts(copy) == facts(folder)
+    run("verify", str(folder))
+
+
+def test_the_time_of_each_part_is_printed_and_kept(done: tuple[Path, str]) -> None:
+    folder, printed = done
+    (whole,) = TIME.findall(printed)
+    assert whole == "in all"
+    record, certificate = (json.loads((folder / name).read_text()) for name in ("record.json", "certificate.json"))
+    assert f"training {duration_text(record['seconds'])}, " in printed
+    assert f"images {duration_text(certificate['seconds'])}, " in printed
+    assert record["steps"] == 2 * (200 // 64)
+    assert f"next:    bronet report {folder}" in printed
+
+
+def test_a_resumed_run_is_certified_too(done: tuple[Path, str], tmp_path: Path) -> None:
+    """Once from its middle, once when there is nothing left to train."""
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    weights, rows = ((folder / name).read_bytes() for name in ("model.safetensors", "certificate.csv"))
+    for name in (*CERTIFICATE, "model.safetensors", "record.json", "checkpoint.safetensors"):
+        (folder / name).unlink()  # an older checkpoint is left
+    for _ in range(2):
+        printed = run("train", str(folder), "--resume", "--certify", "--device", "cpu").stdout
+        assert TIME.findall(printed) == ["this command"]
+        assert (folder / "model.safetensors").read_bytes() == weights
+        assert (folder / "certificate.csv").read_bytes() == rows
+        for name in CERTIFICATE:
+            (folder / name).unlink()
+
+
+def test_of_several_processes_one_certifies(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    printed = together(folder, "train.epochs=2", flags=("--certify",))
+    assert printed.count("clean accuracy") == printed.count("time:    ") == printed.count("trained: ") == 1
+    assert facts(folder)["images"] == IMAGES
+
+
+def test_test_images_that_are_missing_are_missed_before_training(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pets" / "train", ["ant", "bee", "cat"], 2)
+    shape = ["data.name=pets", "data.channels=3", "data.height=64", "data.width=64", "data.classes=3"]
+    words = ["train", RECIPE_NAME, "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"), "--certify"]
+    result = terminal.invoke(app, [*words, "--device", "cpu", *settings(*shape)])
+    assert result.exit_code == ExitStatus.USER_ERROR
+    (line,) = result.stderr.splitlines()
+    assert "test" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (7.46, "7.5 s"), (59.96, "1 min 0 s"), (1152.4, "19 min 12 s"), (3725.0, "1 h 2 min 5 s")],
+)
+def test_times_read_as_one_says_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -1,0 +1,144 @@
+"""Our short schedules beside published rows, and every AutoAttack below Tables 10 and 11."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bronet.attack.rows import read_attack_rows, write_attack_rows
+from bronet.attack.run import attack_run
+from bronet.attack.target import AttackPlan
+from bronet.certify.run import certify_run
+from bronet.cli import app
+from bronet.errors import BronetError
+from bronet.pretrained.publish import publish
+from bronet.recipe import named_recipe
+from bronet.report.evidence import read_evidence
+from bronet.report.fill import every_run
+from bronet.report.paper import paper_table, reproduced
+from bronet.report.published import published_runs
+from bronet.report.speedrun import RECIPES, speedrun_table
+from published_rows import publish_rows
+from tiny_run import train_tiny_run
+
+IMAGES = 3
+FAST = RECIPES["cifar10"]
+SEEDS = {0: (0.81, 0.70, 0.56, 0.41), 1: (0.82, 0.70, 0.56, 0.43)}
+pytestmark = pytest.mark.usefixtures("one_thread")
+terminal = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    recipe = named_recipe(FAST)
+    for seed, shares in SEEDS.items():
+        mine = replace(recipe, train=replace(recipe.train, seed=seed))
+        publish_rows(folder / "cifar10-bronet-m-fast" / f"seed-{seed}", mine, shares, seconds=1152.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, attacked for real: by PGD in both norms and by AutoAttack in a ball so large that it is soon done."""
+    pytest.importorskip("pyautoattack")
+    folder = train_tiny_run(tmp_path_factory.mktemp("attacked") / "run")
+    certify_run(folder, limit=50)
+    for norm in ("l2", "linf"):
+        plan = AttackPlan(attack="pgd", norm="l2" if norm == "l2" else "linf", eps="8/255", steps=2, restarts=1)
+        attack_run(folder, plan, limit=IMAGES)
+    attack_run(folder, AttackPlan(eps="6"), limit=IMAGES)
+    return folder
+
+
+def cells_of(table: str, start: str) -> list[str]:
+    """Return the cells of the one line that starts so."""
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {start} "))
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
+    table = speedrun_table("cifar10", published_runs(fast))
+    assert cells_of(table, f"`{FAST}`")[1:] == ["ours, proved", "81.5 / 70.0 / 56.0 / 42.0", "–"]
+    assert cells_of(table, "BRONet-M (+LA) (37M)")[3] == "+0.3 / +0.3 / +0.4 / +1.3"
+    assert cells_of(table, "LipNeXt-64M")[2:] == ["81.5 / 71.2 / 59.2 / 45.9", "+0.0 / -1.2 / -3.2 / -3.9"]
+    assert "mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
+    told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s."
+    assert told in table
+
+
+def test_without_a_run_the_published_rows_stand_alone(fast: Path) -> None:
+    table = speedrun_table("cifar100", published_runs(fast))
+    assert cells_of(table, "`cifar100/bronet-m-fast`")[2] == "not run"
+    assert cells_of(table, "BRONet-L (+LA) (68M)")[2:] == ["54.3 / 40.2 / 29.1 / 20.3", "–"]
+    assert "LipNeXt" not in table  # no numbers of it are at hand for this data set
+
+
+def test_a_row_without_a_counterpart_is_listed_and_counts_as_no_row_of_the_paper(fast: Path) -> None:
+    runs = published_runs(fast)
+    assert cells_of(every_run(runs), "`cifar10-bronet-m-fast/seed-0`")[3] == "81.0 / 70.0 / 56.0 / 41.0"
+    assert reproduced(runs).startswith("0 of the ")
+    assert FAST not in paper_table(1, runs)
+
+
+def test_one_seed_needs_no_spread(fast: Path, tmp_path: Path) -> None:
+    shutil.copytree(fast / "cifar10-bronet-m-fast" / "seed-0", tmp_path / "only")
+    assert "Ours: seed 0. `only`: training" in speedrun_table("cifar10", published_runs(tmp_path))
+
+
+def test_every_autoattack_is_listed_and_nothing_else_is_called_so(attacked: Path, tmp_path: Path) -> None:
+    publish(attacked, tmp_path / "results" / "tiny")
+    facts = json.loads((attacked / "attack-autoattack-l2-6.json").read_text())
+    printed = terminal.invoke(app, ["report", "--table", "10", "--results", str(tmp_path / "results")]).stdout
+    cells = cells_of(printed, "`tiny`")
+    assert cells[1:4] == ["`digits/quickstart`", "6", str(IMAGES)]
+    keys = ("clean_accuracy", "certified_accuracy", "robust_accuracy")
+    assert cells[4:8] == [*(f"{100 * facts[key]:.1f}" for key in keys), "0"]
+    assert "the first 50 test images only" in cells[8]
+    # In the other norm there was PGD only.
+    assert "`tiny`" not in paper_table(11, published_runs(tmp_path / "results"))
+
+
+def test_a_run_whose_certificate_was_broken_is_not_published(attacked: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(attacked, tmp_path / "run")
+    rows = read_attack_rows(folder / "attack-autoattack-l2-6.csv")
+    write_attack_rows(folder / "attack-autoattack-l2-6.csv", [replace(row, radius=row.l2 + 1) for row in rows])
+    with pytest.raises(BronetError, match="certificate was broken must not be published"):
+        publish(folder, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("recipe", [FAST, "cifar10/lipconvnet-10-32"])
+def test_attacks_on_networks_that_the_paper_did_not_attack_are_shown(recipe: str, tmp_path: Path) -> None:
+    folder = publish_rows(tmp_path / "mine", named_recipe(recipe), (0.8, 0.7, 0.5, 0.4))
+    shares = {"clean_accuracy": 0.8, "certified_accuracy": 0.5, "robust_accuracy": 0.6}
+    for norm, eps in (("l2", "72/255"), ("linf", "2/255")):
+        facts = {"attack": "autoattack", "norm": norm, "eps": eps, "images": 1000, "certified_broken": 0, **shares}
+        (folder / f"attack-autoattack-{norm}-{eps.replace('/', '_')}.json").write_text(json.dumps(facts))
+    runs = published_runs(tmp_path)
+    expected = ["1,000", "80.0", "50.0", "60.0", "0", "–"]
+    assert cells_of(paper_table(10, runs), "`mine`")[1:] == [f"`{recipe}`", "72/255", *expected]
+    assert cells_of(paper_table(11, runs), "`mine`")[1:] == [f"`{recipe}`", "2/255", *expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("attack-pgd-l2-8_255", {"attack": "autoattack"}, "named after its attack"),
+        ("attack-pgd-l2-8_255", {"robust_accuracy": 0.123}, "robust_accuracy must be that of its rows"),
+        ("attack-pgd-linf-8_255", {"certified_accuracy": 0.123}, "certified_accuracy must be that of its rows"),
+        ("attack-autoattack-l2-6", {"certified_broken": 1}, "certified_broken must be that of its rows"),
+    ],
+)
+def test_facts_that_are_not_those_of_the_rows_are_refused(
+    attacked: Path, tmp_path: Path, name: str, changes: dict[str, object], reason: str
+) -> None:
+    folder = shutil.copytree(attacked, tmp_path / "run")
+    read_evidence(folder)
+    facts = json.loads((folder / f"{name}.json").read_text())
+    (folder / f"{name}.json").write_text(json.dumps(facts | changes))
+    with pytest.raises(BronetError, match=reason):
+        read_evidence(folder)

@@ -1,0 +1,143 @@
+"""The log of tuning runs, from two real runs to the table of a page."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bronet.bench.row_file import csv_text
+from bronet.bench.tuning_rows import REPEATED, collect, main, tuning_row
+from bronet.cli import app
+from bronet.errors import BronetError
+from bronet.recipe import named_recipe, override
+from bronet.report.tuning import FILE, read_tuning, tuning_table
+from bronet.train import train
+from tiny_run import SETTINGS
+
+RADII = "certify.eps=[36/255, 72/255, 108/255]"
+BASE = [*SETTINGS, "train.validate_every=1", RADII]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that held 797 of the digits out; the second learns more slowly."""
+    folder = tmp_path_factory.mktemp("tuning")
+    recipe = named_recipe("digits/quickstart")
+    for name, settings in (("base", BASE), ("slow", [*BASE, "optim.lr=5e-4", "name=mine/slow"])):
+        train(override(recipe, settings), folder / name, progress=False, command="test")
+    return folder
+
+
+def last_line(run: Path) -> dict[str, object]:
+    return json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_line_says_what_was_changed_and_what_it_gave(runs: Path) -> None:
+    row, last = tuning_row(runs / "slow", base=runs / "base"), last_line(runs / "slow")
+    assert (row.run, row.against, row.changed) == ("slow", "base", "optim.lr: 0.005 -> 0.0005")
+    certified = last["validation_certified"]
+    assert isinstance(certified, dict)
+    assert row.shares == (last["validation_accuracy"], *certified.values())
+    assert row.shares[0] >= row.shares[1] >= row.shares[2] >= row.shares[3]
+    assert (row.images_held_out, row.epochs, row.steps) == (797, 3, 3 * (500 // 64))
+    assert row.train_accuracy == last["accuracy"]
+    assert row.seconds > 0
+    assert row.network == "bronet, width 8, depth 1"
+    assert tuning_row(runs / "base").against == ""
+
+
+def test_the_command_keeps_verdicts_and_other_lines(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "tuning.csv"
+    main([str(runs / "base"), str(runs / "slow"), "--out", str(out)])
+    rows = read_tuning(out)
+    assert [row.run for row in rows] == ["base", "slow"]
+    judged = [replace(row, verdict="dropped, for now") if row.run == "slow" else row for row in rows]
+    out.write_text(csv_text([*judged, replace(rows[0], run="other")]))
+    main([str(runs / "base"), str(runs / "slow"), "--out", str(out)])
+    assert [(row.run, row.verdict) for row in read_tuning(out)] == [
+        ("base", ""),
+        ("slow", "dropped, for now"),
+        ("other", ""),
+    ]
+    with out.open(newline="") as file:
+        assert next(csv.reader(file))[:4] == ["run", "changed", "against", "network"]
+
+
+def test_a_chain_of_comparisons_stays(runs: Path, tmp_path: Path) -> None:
+    """A run that was compared with another keeps that line when it becomes the base of the next."""
+    shutil.copytree(runs / "slow", tmp_path / "again")
+    rows = collect(runs / "base", [runs / "slow"])
+    rows = collect(runs / "slow", [tmp_path / "again"], rows)
+    assert [(row.run, row.against) for row in rows] == [("base", ""), ("slow", "base"), ("again", "slow")]
+    assert rows[1].changed == "optim.lr: 0.005 -> 0.0005"
+    assert rows[2].changed == REPEATED
+
+
+def test_the_page_shows_points_against_the_named_run(runs: Path, tmp_path: Path) -> None:
+    main([str(runs / "base"), str(runs / "slow"), "--out", str(tmp_path / FILE)])
+    rows, file = read_tuning(tmp_path / FILE), tmp_path / "page.md"
+    file.write_text("<!-- generated: tuning -->\n<!-- end -->\n")
+    done = CliRunner().invoke(app, ["report", "--fill", str(file), "--results", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = file.read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("| `slow`"))
+    apart = [f"{100 * (mine - other):+.1f}" for mine, other in zip(rows[1].shares, rows[0].shares, strict=True)]
+    assert f"| {' / '.join(apart)} " in line
+    assert "optim.lr: 0.005 -> 0.0005" in line
+    assert "797 held-out training images" in page
+    assert "up to 1.8 points" in page  # half a share, divided by the root of 797
+
+
+def test_without_rows_the_page_says_so(tmp_path: Path) -> None:
+    assert read_tuning(tmp_path / "tuning.csv") == []
+    assert "not run" in tuning_table([])
+
+
+def test_runs_that_cannot_be_compared_are_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def changed(name: str, file: str, old: str, new: str) -> Path:
+        copy = tmp_path / name
+        shutil.copytree(runs / "slow", copy)
+        (copy / file).write_text((copy / file).read_text().replace(old, new))
+        return copy
+
+    for path, reason in (
+        (changed("fewer", "recipe.yaml", "held_out: 797", "held_out: 697"), "the same images, got 797 of digits in"),
+        (changed("short", "recipe.yaml", "epochs: 3", "epochs: 4"), "must end with epoch 4, got 3"),
+        (changed("blind", "log.jsonl", "validation_certified", "something"), "validation_certified at 36/255"),
+        (runs / "base", "another folder name"),
+    ):
+        with pytest.raises(BronetError, match=reason):
+            collect(runs / "base", [path])
+    out = tmp_path / "tuning.csv"
+    with pytest.raises(SystemExit, match=r"error: .* must end with epoch 4"):
+        main([str(runs / "base"), str(tmp_path / "short"), "--out", str(out)])
+    assert not out.exists()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"against": "nobody"}, "compared with nobody, which has no line"), ({"run": "base"}, "every run once")],
+)
+def test_a_log_that_contradicts_itself_is_refused(
+    runs: Path, tmp_path: Path, change: dict[str, str], reason: str
+) -> None:
+    first, second = collect(runs / "base", [runs / "slow"])
+    path = tmp_path / "tuning.csv"
+    path.write_text(csv_text([first, replace(second, **change)]))  # type: ignore[arg-type]
+    with pytest.raises(BronetError, match=reason):
+        read_tuning(path)
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.csv"
+    path.write_text("run,changed\nbase,nothing\n")
+    with pytest.raises(BronetError, match=r"must be a tuning\.csv"):
+        read_tuning(path)
