@@ -26,6 +26,8 @@ from bronet.train.run_folder import RunFolder, open_run
 
 NAME_KEY = "name"
 """What a recipe is called changes nothing."""
+DIGITS = 6
+"""Shares of a few thousand images have fewer; more would be the rounding of a division."""
 REPEATED = "nothing: the same again"
 
 
@@ -57,7 +59,7 @@ def tuning_row(path: Path, *, base: Path | None = None) -> TuningRow:
     certified = last.get("validation_certified")
     shares = [certified.get(budget) if isinstance(certified, dict) else None for budget in BUDGETS]
     wanted = [last.get("validation_accuracy"), *shares, last.get("accuracy"), record.get("seconds")]
-    numbers = [float(value) for value in wanted if isinstance(value, int | float)]
+    numbers = [round(float(value), DIGITS) for value in wanted if isinstance(value, int | float)]
     if len(numbers) < len(wanted):
         raise BronetError(
             f"the last line of {run.log} must have validation_accuracy and validation_certified at "
