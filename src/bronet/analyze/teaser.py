@@ -56,7 +56,8 @@ def measure(runs: Sequence[PublishedRun]) -> list[Row]:
         if run.recipe.data.name == DATA and not run.remark:
             certified = run.statistics.certified[0].accuracy
             clean = run.statistics.clean_accuracy
-            rows.append(Row(OURS, run.folder, 100 * clean, 100 * certified, parameters(run) / MILLION))
+            name = run.recipe.name.removeprefix(f"{DATA}/")
+            rows.append(Row(OURS, name, 100 * clean, 100 * certified, parameters(run) / MILLION))
     return rows
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from bronet.certify.rows import Row
 from bronet.report.curve import LIGHT, Theme, style
@@ -48,6 +48,7 @@ def _draw_panel(
     axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"], theme: Theme
 ) -> None:
     axes.set(title=title, xlabel="logit margin", xlim=(edges[0], edges[-1]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))  # whole percents
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
     axes.grid(axis="y", color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
