@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bronet.errors import BronetError
+from bronet.layers import LipschitzRegularizedConv2d
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe import BRONetArchitecture, parse_budget
-from bronet.train.average import WeightAverage
+from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_budget
+from bronet.train.average import POWER_STEPS, WeightAverage
 from bronet.train.diagnosis import Snapshot, find_bad_layer
 from bronet.train.kept_checkpoints import older_checkpoints
 from bronet.train.loop import fit
@@ -58,20 +59,20 @@ def test_the_best_weights_on_held_out_images_are_kept(tmp_path: Path) -> None:
 
 
 def test_an_average_is_what_it_says_and_survives_an_interruption(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
+    model = build(tiny_recipe())
     average = WeightAverage(model, decay=0.75)
-    first = model.weight.detach().clone()
+    first = model.head.weight.detach().clone()
     with torch.no_grad():
-        model.weight.fill_(1.0)
+        model.head.weight.fill_(1.0)
     average.update()
-    torch.testing.assert_close(average.tensors()["weight"], 0.75 * first + 0.25)
+    torch.testing.assert_close(average.tensors()["head.weight"], 0.75 * first + 0.25)
 
     recipe = tiny_recipe("train.ema_decay=0.9")
     whole = train(recipe, tmp_path / "whole", progress=False)
     stored = load_file(whole.checkpoint)
     averaged = load_file(whole.weights)
     for name, tensor in averaged.items():
-        assert torch.equal(tensor, stored[f"average.{name}"])
+        assert torch.equal(tensor, stored[f"average.{name}"]) or name.endswith("power_vector")
     assert any(not torch.equal(tensor, stored[f"model.{name}"]) for name, tensor in averaged.items())
     resumed = train(recipe, whole.path, resume=True, progress=False)
     assert load_file(resumed.weights).keys() == averaged.keys()
@@ -91,12 +92,27 @@ def test_where_weights_are_averaged_the_average_is_validated(tmp_path: Path) -> 
     for kind in ("average", "model"):
         tensors = {name.removeprefix(f"{kind}."): value for name, value in stored.items() if name.startswith(kind)}
         model.load_state_dict(tensors, strict=False)
+        model.update_estimates(POWER_STEPS)
         found[kind] = validate(model, held_out, budgets=budgets, processes=Processes())
     assert last["validation_accuracy"] == found["average"].accuracy
     assert last["validation_certified"] == pytest.approx(
         dict(zip(recipe.certify.eps, found["average"].certified, strict=True))
     )
     assert found["average"] != found["model"]
+
+
+def test_norms_of_averaged_weights_are_not_those_of_an_averaged_vector() -> None:
+    """The vectors start at random and long: their average would find a norm far too small, and certify too much."""
+    model = build_model(named_recipe("cifar10/bronet-small").model, dataset_spec("cifar10"), seed=0)
+    average = WeightAverage(model, decay=0.99)
+    for _ in range(20):
+        model.update_estimates(10)
+        average.update()
+    (layer,) = (part for part in model.modules() if isinstance(part, LipschitzRegularizedConv2d))
+    before, known = layer.power_vector.clone(), layer.lipschitz_estimate().item()
+    with average.in_place():
+        assert layer.lipschitz_estimate().item() == pytest.approx(known, rel=0.02)
+    assert torch.equal(layer.power_vector, before)
 
 
 def spoil(model: CertifiableModel, name: str) -> None:
