@@ -70,11 +70,11 @@ def log_without_times(run: RunFolder) -> list[dict[str, object]]:
 
 
 def at_forward(model: CertifiableModel, number: int, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Let `act` see, and replace, the logits of the forward pass with this number."""
+    """Let `act` see, and replace, the logits of the forward pass of training with this number."""
     seen = iter(range(1, 1_000_000))
 
     def hook(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], logits: torch.Tensor) -> torch.Tensor:
-        return act(logits) if next(seen) == number else logits
+        return act(logits) if module.training and next(seen) == number else logits
 
     model.register_forward_hook(hook)
 
@@ -87,12 +87,13 @@ def interrupt(logits: torch.Tensor) -> torch.Tensor:
 def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> RunFolder:
     """Run to the end with a real SIGINT after each of these steps."""
     run = create_run(path, recipe)
+    held_out = held_out_set(recipe.data) if recipe.train.validate_every else None
     done = 0
     for step in steps:
         model = build(recipe)
         at_forward(model, step - done, interrupt)
         with pytest.raises(Interrupted, match=f"after step {step} of .* bronet train --resume") as stopped:
-            fit(recipe, model, digits(recipe), run, resume=done > 0, progress=False)
+            fit(recipe, model, digits(recipe), run, held_out=held_out, resume=done > 0, progress=False)
         assert stopped.value.exit_code == 130
         done = step
     train(recipe, path, resume=True, progress=False)
@@ -107,8 +108,9 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
         ["model.backbone=lipreg", "loss.name=ce"],
         ["optim.name=muon", "optim.momentum=0.95", "optim.weight_decay=1e-4", "optim.schedule=linear"],
         ["optim.name=muon", "optim.lookahead_steps=0"],
+        ["optim.name=muon", "train.ema_decay=0.9", "train.validate_every=1", "model.backbone=lipreg"],
     ],
-    ids=["bronet", "sgd", "liresnet", "muon", "muon-alone"],
+    ids=["bronet", "sgd", "liresnet", "muon", "muon-alone", "averaged"],
 )
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, settings: list[str]) -> None:
     recipe = tiny_recipe(*settings)
@@ -139,9 +141,27 @@ def test_training_learns_and_writes_the_run_folder(tmp_path: Path) -> None:
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=1")
     run = train(recipe, tmp_path / "run", progress=False)
-    weights, log = run.weights.read_bytes(), run.log.read_bytes()
+    files = (run.weights, run.log, run.record)
+    before = [path.read_bytes() for path in files]
+    train(recipe, run.path, resume=True, progress=False, command="another, perhaps on another machine")
+    assert [path.read_bytes() for path in files] == before
+    run.record.unlink()
     train(recipe, run.path, resume=True, progress=False)
-    assert (run.weights.read_bytes(), run.log.read_bytes()) == (weights, log)
+    assert json.loads(run.record.read_text())["seconds"] > 0
+
+
+def test_weights_without_a_checkpoint_are_not_trained_anew(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.epochs=1")
+    run = train(recipe, tmp_path / "run", progress=False)
+    run.checkpoint.unlink()
+    weights = run.weights.read_bytes()
+    with pytest.raises(BronetError, match=r"must have a checkpoint, but .*/run has weights only") as error:
+        train(recipe, run.path, resume=True, progress=False)
+    assert "\n" not in str(error.value)
+    assert run.weights.read_bytes() == weights
+    run.weights.unlink()
+    train(recipe, run.path, resume=True, progress=False)  # from the start: nothing is lost
+    assert run.weights.read_bytes() == weights
 
 
 def test_resuming_with_another_recipe_is_refused(tmp_path: Path) -> None:

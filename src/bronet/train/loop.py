@@ -6,6 +6,7 @@ uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
 """
 
 import shlex
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -31,6 +32,13 @@ LOOK_EVERY = 20
 """Steps between two looks at the tally: each look waits for the device."""
 
 
+class Fitted(NamedTuple):
+    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed."""
+
+    seconds: float
+    steps: int
+
+
 def fit(
     recipe: Recipe,
     model: CertifiableModel,
@@ -44,7 +52,7 @@ def fit(
     fsdp: bool = False,
     resume: bool = False,
     progress: bool = True,
-) -> float:
+) -> Fitted:
     """Train the model in place to the last epoch of the recipe and return the seconds it took.
 
     `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and
@@ -82,12 +90,13 @@ def fit(
         tracker=tracker or Tracker(),
     )
     step, seconds = restore(training) if resume else (0, 0.0)
+    first_step = step
     count, last_step = batches.steps_per_epoch, training.total_steps
     if processes.is_main:
         remove_leftovers(run)
         run.truncate_log(step // count)
     shown = progress and processes.is_main
-    display = display_for(Console(), enabled=shown, total_steps=last_step, first_step=step)
+    display = display_for(Console(), enabled=shown, total_steps=last_step, first_step=first_step)
     watch, plan = Stopwatch(seconds), recipe.train
     pace = Pace(watch)
     training.snapshot.take(step)
@@ -117,7 +126,7 @@ def fit(
     if training.average is not None:
         training.average.copy_to_model()
     training.tracker.close()
-    return watch.seconds()
+    return Fitted(watch.seconds(), last_step - first_step)
 
 
 def _train_step(training: Training, step: int, batch: Batch) -> float:

@@ -14,6 +14,7 @@ from bronet.models import build_model
 from bronet.recipe.schema import Recipe
 from bronet.train.checkpoint import check_recipe
 from bronet.train.determinism import deterministic
+from bronet.train.kept_checkpoints import older_checkpoints
 from bronet.train.loop import fit
 from bronet.train.optimizer import require_wholes
 from bronet.train.processes import Processes, joined_processes
@@ -86,6 +87,7 @@ def train(
         if resume:
             run = open_run(folder)
             check_recipe(run.recipe_file, run.recipe(), recipe)
+            _require_state(run)
         batches, held_out = open_training(
             recipe,
             device=place,
@@ -106,7 +108,7 @@ def train(
             "steps": batches.steps_per_epoch * recipe.train.epochs,
         }
         tracker = TensorBoard(run.tracking) if options.track and processes.is_main else Tracker()
-        seconds = fit(
+        fitted = fit(
             recipe,
             model,
             batches,
@@ -120,11 +122,20 @@ def train(
             progress=progress,
         )
         save_weights(run.weights, model, recipe=recipe, writes=processes.is_main)
-        if processes.is_main:
+        if processes.is_main and (fitted.steps or not run.record.exists()):  # a finished run keeps its record
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            run.write_record(record | {"finished": finished, "seconds": round(seconds, 3)})
+            run.write_record(record | {"finished": finished, "seconds": round(fitted.seconds, 3)})
         processes.wait()
     return run
+
+
+def _require_state(run: RunFolder) -> None:
+    """Refuse to train weights anew that have no checkpoint: those of a rounded, copied or downloaded network."""
+    if run.weights.exists() and not run.checkpoint.exists() and not older_checkpoints(run):
+        raise BronetError(
+            f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they are "
+            "(bronet certify), or train the recipe in another folder"
+        )
 
 
 def _restarted(processes: Processes, folder: Path) -> bool:
