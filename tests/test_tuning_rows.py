@@ -5,16 +5,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from typer.testing import CliRunner
 
 from bronet.bench.row_file import csv_text
-from bronet.bench.tuning_rows import REPEATED, collect, main, tuning_row
+from bronet.bench.tuning_rows import DIGITS, REPEATED, collect, main, tuning_row
 from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.report.tuning import FILE, read_tuning, tuning_table
+from bronet.report.tuning import FILE, TuningRow, read_tuning, tuning_table
 from bronet.train import train
 from tiny_run import SETTINGS
 
@@ -42,10 +43,10 @@ def test_a_line_says_what_was_changed_and_what_it_gave(runs: Path) -> None:
     assert (row.run, row.against, row.changed) == ("slow", "base", "optim.lr: 0.005 -> 0.0005")
     certified = last["validation_certified"]
     assert isinstance(certified, dict)
-    assert row.shares == (last["validation_accuracy"], *certified.values())
+    assert row.shares == pytest.approx((last["validation_accuracy"], *certified.values()), abs=10**-DIGITS)
     assert row.shares[0] >= row.shares[1] >= row.shares[2] >= row.shares[3]
     assert (row.images_held_out, row.epochs, row.steps) == (797, 3, 3 * (500 // 64))
-    assert row.train_accuracy == last["accuracy"]
+    assert row.train_accuracy == pytest.approx(last["accuracy"], abs=10**-DIGITS)
     assert row.seconds > 0
     assert row.network == "bronet, width 8, depth 1"
     assert tuning_row(runs / "base").against == ""
@@ -111,7 +112,11 @@ def test_runs_that_cannot_be_compared_are_refused(
         (changed("fewer", "recipe.yaml", "held_out: 797", "held_out: 697"), "the same images, got 797 of digits in"),
         (changed("short", "recipe.yaml", "epochs: 3", "epochs: 4"), "must end with epoch 4, got 3"),
         (changed("blind", "log.jsonl", "validation_certified", "something"), "validation_certified at 36/255"),
-        (runs / "base", "another folder name"),
+        (
+            changed("nan", "log.jsonl", '"validation_accuracy": 0', '"validation_accuracy": NaN, "was": 0'),
+            "must have valid",
+        ),
+        (runs / "base", "folder names of their own, got base 2 times"),
     ):
         with pytest.raises(BronetError, match=reason):
             collect(runs / "base", [path])
@@ -136,8 +141,48 @@ def test_a_log_that_contradicts_itself_is_refused(
         read_tuning(path)
 
 
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+LINE = "base,,,net,2,10,1.5,100,0.5,0.4,0.3,0.2,0.6,abc,CPU,fine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("run,changed,", "run;changed;", "its columns must be run, changed"),
+        (",verdict\n", "\n", "its columns must be run, changed"),
+        (",CPU,fine", "", "base must have 16 cells, got 14; text that holds a comma"),
+        ("fine", "fine, for now", "base must have 16 cells, got 17; text that holds a comma"),
+        ("fine", '"fine\nso far"', "verdict of 'base' must be one line"),
+        (",100,", ",0,", "images_held_out and epochs of base must be at least 1"),
+        (",0.5,", ",50.0,", r"clean of base must lie in \[0, 1\], got 50.0"),
+        (",0.5,", ",nan,", r"clean of base must lie in \[0, 1\], got nan"),
+        (",1.5,", ",inf,", "seconds finite"),
+        (",0.5,", ',"0,5",', "clean of base must be a number, got '0,5'"),
+    ],
+)
+def test_a_log_that_was_spoiled_by_hand_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path, header = tmp_path / "tuning.csv", ",".join(get_type_hints(TuningRow))
+    path.write_text(f"{header}\n{LINE}\n".replace(old, new, 1))
+    with pytest.raises(BronetError, match=reason) as error:
+        read_tuning(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_log_that_went_through_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    path, header = tmp_path / "tuning.csv", ",".join(get_type_hints(TuningRow))
+    path.write_bytes(f"\ufeff{header}\r\n{LINE}\r\n\r\n".encode())
+    (row,) = read_tuning(path)
+    assert (row.run, row.clean, row.verdict) == ("base", 0.5, "fine")
+
+
+@pytest.mark.parametrize("text", ["", "run,changed\nbase,nothing\n", "\0"])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tuning.csv"
-    path.write_text("run,changed\nbase,nothing\n")
+    path.write_text(text)
     with pytest.raises(BronetError, match=r"must be a tuning\.csv"):
         read_tuning(path)
+
+
+def test_a_log_that_cannot_be_written_ends_in_one_line(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match=r"error: could not write"):
+        main([str(runs / "base"), "--out", str(tmp_path / "file" / "tuning.csv")])

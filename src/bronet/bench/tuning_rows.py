@@ -7,11 +7,12 @@ person writes. Read are recipe.yaml, record.json and the last line of log.jsonl,
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bronet.atomic import replace_text
 from bronet.bench.row_file import csv_text
@@ -35,16 +36,18 @@ def collect(base: Path, runs: Sequence[Path], before: Sequence[TuningRow] = ()) 
     """Return the lines of a log with those of `runs` added or renewed, each compared with `base`.
 
     A line that is already there keeps its place and its verdict. Runs that do not share their held-out images are not
-    comparable, and refused.
+    comparable, and refused; so are two runs of one folder name, of which only one could have a line.
     """
+    names = [_name(path) for path in (base, *runs)]
+    for name in names:
+        if names.count(name) > 1:
+            raise BronetError(f"runs must have folder names of their own, got {name} {names.count(name)} times")
     rows = {row.run: row for row in before}
     first = tuning_row(base)
     known = rows.get(first.run, first)
     rows[first.run] = replace(first, changed=known.changed, against=known.against, verdict=known.verdict)
     for path in runs:
         row = tuning_row(path, base=base)
-        if row.run == first.run:
-            raise BronetError(f"a run must have another folder name than the one it is compared with, got {row.run}")
         earlier = rows.get(row.run)
         rows[row.run] = replace(row, verdict=earlier.verdict) if earlier else row
     return list(rows.values())
@@ -59,7 +62,7 @@ def tuning_row(path: Path, *, base: Path | None = None) -> TuningRow:
     certified = last.get("validation_certified")
     shares = [certified.get(budget) if isinstance(certified, dict) else None for budget in BUDGETS]
     wanted = [last.get("validation_accuracy"), *shares, last.get("accuracy"), record.get("seconds")]
-    numbers = [round(float(value), DIGITS) for value in wanted if isinstance(value, int | float)]
+    numbers = [round(float(value), DIGITS) for value in wanted if _is_number(value)]
     if len(numbers) < len(wanted):
         raise BronetError(
             f"the last line of {run.log} must have validation_accuracy and validation_certified at "
@@ -104,6 +107,10 @@ def _changed(run: RunFolder, base: Path) -> str:
     return REPEATED if programs[0] == programs[1] else "the program only"
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _value(value: Any) -> str:
     return "none" if value in ("", None, []) else str(value)
 
@@ -146,9 +153,9 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     try:
         rows = collect(options.base, options.runs, read_tuning(options.out))
+        replace_text(options.out, csv_text(rows))
     except BronetError as error:
         sys.exit(f"error: {error}")
-    replace_text(options.out, csv_text(rows))
     print(f"wrote    {options.out}: {len(rows)} runs")
 
 

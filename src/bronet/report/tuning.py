@@ -48,18 +48,22 @@ class TuningRow:
         return self.clean, self.certified_36, self.certified_72, self.certified_108
 
 
+_TYPES = get_type_hints(TuningRow)
+SHARES = ("clean", "certified_36", "certified_72", "certified_108", "train_accuracy")
+
+
 def read_tuning(path: Path) -> list[TuningRow]:
     """Return the rows of the log, none if there is no such file; raise where it contradicts itself."""
     if not path.exists():
         return []
-    types = get_type_hints(TuningRow)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [
-                TuningRow(**{name: _cell(cells[name], types[name]) for name in types}) for cells in csv.DictReader(file)
-            ]
-    except (OSError, UnicodeDecodeError, KeyError, ValueError, TypeError) as error:
-        raise BronetError(f"rows must be a tuning.csv of bronet.bench.tuning_rows, got {path} ({error!r})") from None
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark first
+            header, *lines = [cells for cells in csv.reader(file) if cells]
+        if header != list(_TYPES):
+            raise ValueError(f"its columns must be {', '.join(_TYPES)}, got {', '.join(header)}")
+        rows = [_row(cells) for cells in lines]
+    except (OSError, ValueError, csv.Error) as error:
+        raise BronetError(f"rows must be a tuning.csv of bronet.bench.tuning_rows, got {path} ({error})") from None
     names = [row.run for row in rows]
     for row in rows:
         if names.count(row.run) > 1:
@@ -114,9 +118,30 @@ def _short(commit: str) -> str:
     return f"{digits[:COMMIT_DIGITS]}{plus}{changes}"
 
 
-def _cell(text: str, kind: object) -> Any:
+def _row(cells: Sequence[str]) -> TuningRow:
+    """Return the row of a line; raise `ValueError` with the name of its run where a cell cannot be."""
+    if len(cells) != len(_TYPES):
+        raise ValueError(
+            f"{cells[0]} must have {len(_TYPES)} cells, got {len(cells)}; text that holds a comma stands in quotes"
+        )
+    row = TuningRow(**{name: _cell(name, text, of=cells[0]) for name, text in zip(_TYPES, cells, strict=True)})
+    for name, share in zip(SHARES, (*row.shares, row.train_accuracy), strict=True):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} of {row.run} must lie in [0, 1], got {share}")
+    if min(row.images_held_out, row.epochs) < 1 or not 0 <= row.seconds < math.inf:
+        raise ValueError(f"images_held_out and epochs of {row.run} must be at least 1, and seconds finite")
+    return row
+
+
+def _cell(name: str, text: str, *, of: str) -> Any:
+    kind = _TYPES[name]
     if kind is str:
+        if not text.isprintable():
+            raise ValueError(f"{name} of {of!r} must be one line of printable text, got {text!r}")
         return text
     if kind == int | None and not text:
         return None
-    return float(text) if kind is float else int(text)
+    try:
+        return float(text) if kind is float else int(text)
+    except ValueError:
+        raise ValueError(f"{name} of {of} must be a number, got {text!r}") from None
