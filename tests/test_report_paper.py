@@ -88,7 +88,7 @@ def test_what_was_not_run_says_so(runs: list[PublishedRun]) -> None:
 
 def test_a_changed_recipe_or_a_part_of_the_test_set_is_no_run_of_a_row(runs: list[PublishedRun]) -> None:
     (short,) = (run for run in runs if run.folder == "short")
-    assert short.remark == "1 settings changed, such as train.epochs; the first 100 test images only"
+    assert short.remark == "changed: train.epochs; the first 100 test images only"
     assert line_of(paper_table(13, runs), "LA", "cifar10")[3] == "not run"
 
 

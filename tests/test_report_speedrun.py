@@ -17,6 +17,7 @@ from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
 from bronet.recipe import named_recipe
+from bronet.report.aligned import joined
 from bronet.report.evidence import read_evidence
 from bronet.report.fill import every_run
 from bronet.report.paper import paper_table, reproduced
@@ -69,6 +70,10 @@ def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
     assert "mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
     told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s."
     assert told in table
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+    assert joined([-0.04, 0.04, -0.06], "+") == "+0.0 / +0.0 / -0.1"
 
 
 def test_what_the_naive_way_would_have_reported_is_told(fast: Path, tmp_path: Path) -> None:

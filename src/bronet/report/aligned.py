@@ -1,4 +1,4 @@
-"""Markdown tables that can be read in a terminal, too."""
+"""Markdown tables that can be read in a terminal, too, and the numbers in their cells."""
 
 from collections.abc import Sequence
 
@@ -10,3 +10,8 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in texts]
     ruler = ["-" * max(width, 3) for width in widths]
     return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], ruler, *padded[1:]))
+
+
+def joined(values: Sequence[float], sign: str = "") -> str:
+    """Return percents or points as one cell; what rounds to zero has no minus."""
+    return " / ".join(f"{value:{sign}z.1f}" for value in values)

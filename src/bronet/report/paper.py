@@ -201,7 +201,7 @@ def row_label(row: PaperRow) -> str:
 
 def _joined(values: Sequence[float | None], quantities: Sequence[Quantity], sign: str = "") -> str:
     texts = (
-        ABSENT if value is None else f"{value:{sign}.{quantity.decimals}f}"
+        ABSENT if value is None else f"{value:{sign}z.{quantity.decimals}f}"
         for value, quantity in zip(values, quantities, strict=True)
     )
     return SEPARATOR.join(texts)

@@ -89,7 +89,8 @@ def _remark(recipe: Recipe, images: int) -> str:
     except BronetError:
         return "no named recipe"
     changed = [key for key in differing_keys(recipe, named) if key not in FREE_KEYS]
-    remarks = [f"{len(changed)} settings changed, such as {changed[0]}"] if changed else []
+    several = f"{len(changed)} settings changed, such as " if len(changed) > 1 else "changed: "
+    remarks = [f"{several}{changed[0]}"] if changed else []
     if images != TEST_IMAGES.get(recipe.data.name):
         remarks.append(f"the first {images:,} test images only")
     return "; ".join(remarks)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bronet.errors import BronetError
 from bronet.printed import duration_text
 from bronet.recipe.paper_table import paper_rows
-from bronet.report.aligned import aligned
+from bronet.report.aligned import aligned, joined
 from bronet.report.paper import NOT_RUN, row_label
 from bronet.report.published import BUDGETS, PublishedRun, runs_of
 from bronet.report.statistics import compute_statistics
@@ -31,8 +31,8 @@ class Other(NamedTuple):
     shares: tuple[float, float, float, float]
 
 
-LATER = {"cifar10": (Other("LipNeXt-64M", "published 2026, no public code", (81.5, 71.2, 59.2, 45.9)),)}
-"""What was published after the paper, by data set."""
+LATER = {"cifar10": (Other("LipNeXt-64M", "Hu et al., ICLR 2026", (81.5, 71.2, 59.2, 45.9)),)}
+"""What was published after the paper, by data set: arXiv 2601.18513, whose code is not public."""
 
 
 def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
@@ -43,11 +43,11 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
     ours = [statistics.fmean(column) for column in zip(*map(_shares, chosen), strict=True)]
     cells = [
         ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
-        [f"`{RECIPES[data]}`", "ours, proved", _joined(ours) if ours else NOT_RUN, ABSENT],
+        [f"`{RECIPES[data]}`", "ours, proved", joined(ours) if ours else NOT_RUN, ABSENT],
     ]
     for other in (*_of_paper(data), *LATER.get(data, ())):
         apart = [mine - theirs for mine, theirs in zip(ours, other.shares, strict=True)] if ours else []
-        cells.append([other.name, other.source, _joined(other.shares), _joined(apart, "+") if apart else ABSENT])
+        cells.append([other.name, other.source, joined(other.shares), joined(apart, "+") if apart else ABSENT])
     return "\n\n".join([aligned(cells).rstrip(), *_told(chosen)]) + "\n"
 
 
@@ -77,7 +77,7 @@ def _told(runs: Sequence[PublishedRun]) -> list[str]:
     told = f"Ours: seed {seeds}." if len(runs) == 1 else f"Ours: the mean of seeds {seeds}"
     if len(runs) > 1:
         spread = [statistics.stdev(column) for column in zip(*map(_shares, runs), strict=True)]
-        told += f"; standard deviation of one run {_joined(spread)}."
+        told += f"; standard deviation of one run {joined(spread)}."
     return [f"{told} " + " ".join(f"{_times(run)} {_naively(run)}" for run in runs)]
 
 
@@ -98,7 +98,3 @@ def _naively(run: PublishedRun) -> str:
     pairs = zip(naive, run.statistics.certified, strict=True)
     more = [f"{round(images * (theirs.accuracy - ours.accuracy)):+d}" for theirs, ours in pairs]
     return f"Float32 and power iteration, which prove nothing, would have reported {' / '.join(more)} images."
-
-
-def _joined(values: Sequence[float], sign: str = "") -> str:
-    return " / ".join(f"{value:{sign}.1f}" for value in values)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from bronet.errors import BronetError
-from bronet.report.aligned import aligned
+from bronet.report.aligned import aligned, joined
 from bronet.report.paper import NOT_RUN
 from bronet.report.table import ABSENT
 
@@ -91,9 +91,9 @@ def tuning_table(rows: Sequence[TuningRow]) -> str:
                 str(row.epochs),
                 ABSENT if row.steps is None else f"{row.steps:,}",
                 f"{row.seconds:,.0f}",
-                " / ".join(f"{100 * share:.1f}" for share in row.shares),
+                joined([100 * share for share in row.shares]),
                 f"`{row.against}`" if base else ABSENT,
-                " / ".join(f"{points:+.1f}" for points in apart) or ABSENT,
+                joined(apart, "+") or ABSENT,
                 f"{100 * row.train_accuracy:.1f}",
                 row.verdict or ABSENT,
             ]
