@@ -95,6 +95,37 @@ def test_a_resumed_run_is_certified_too(done: tuple[Path, str], tmp_path: Path) 
             (folder / name).unlink()
 
 
+@pytest.mark.parametrize("record", [None, "{}", '{"seconds": NaN}', '{"seconds": "long"}'])
+def test_a_finished_run_with_an_odd_record_is_certified(done: tuple[Path, str], tmp_path: Path, record: str) -> None:
+    """A record that is missing is written anew; one that is there stays, whatever it says."""
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    (folder / "record.json").unlink()
+    if record is not None:
+        (folder / "record.json").write_text(record)
+    printed = run("train", str(folder), "--resume", "--certify", "--device", "cpu").stdout
+    assert ("training time unknown, proof and 500 images" in printed) == (record is not None)
+    assert record is None or (folder / "record.json").read_text() == record
+
+
+def test_certifying_that_is_interrupted_is_done_by_resuming(
+    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    words = ["train", RECIPE_NAME, "--out", str(folder), "--device", "cpu", "--certify", *settings(*SHRUNK, *SHORT)]
+    with monkeypatch.context() as patched:
+        patched.setattr("bronet.certify.run.certify_run", interrupted)
+        assert terminal.invoke(app, words).exit_code == ExitStatus.CTRL_C
+    assert not (folder / "certificate.json").exists()
+    record = (folder / "record.json").read_bytes()
+    run("train", str(folder), "--resume", "--certify", "--device", "cpu")
+    assert (folder / "certificate.csv").read_bytes() == (done[0] / "certificate.csv").read_bytes()
+    assert (folder / "record.json").read_bytes() == record
+
+
 def test_of_several_processes_one_certifies(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     printed = together(folder, "train.epochs=2", flags=("--certify",))

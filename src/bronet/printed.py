@@ -23,8 +23,10 @@ def bound_text(value: float) -> str:
     return f"{shown:f}" if shown < LONG else f"{shown:e}"
 
 
-def duration_text(seconds: float) -> str:
-    """Return a time as one would say it: "7.5 s", "19 min 12 s", "1 h 0 min 5 s"."""
+def duration_text(seconds: float | None) -> str:
+    """Return a time as one would say it: "7.5 s", "19 min 12 s", "1 h 0 min 5 s"; None is unknown."""
+    if seconds is None:
+        return "time unknown"
     if round(seconds, 1) < MINUTE:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), MINUTE)

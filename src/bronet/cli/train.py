@@ -128,9 +128,8 @@ def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: 
     _give_back_memory()
     console = open_console()
     evidence = certify_and_show(run.path, console, device=device, data_dir=data_dir, command=typed_command())
-    certificate, training, wall = evidence.certificate, evidence.record["seconds"], time.perf_counter() - began
-    assert isinstance(training, int | float)  # as training has just written it
-    whole = "this command" if resumed or training > wall else "in all"
+    certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
+    whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(
         console,
         f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "

@@ -65,6 +65,12 @@ class Evidence:
     train_rows: tuple[Row, ...] = ()
     attacks: tuple[Json, ...] = ()
 
+    @property
+    def training_seconds(self) -> float | None:
+        """How long the record says that training took; None of a record that was lost or edited."""
+        seconds = self.record.get("seconds")
+        return seconds if isinstance(seconds, int | float) and 0 <= seconds < math.inf else None
+
     def naive(self) -> "Evidence":
         """Return the same with the radii of the literature's way in place of the proved ones: not a proof."""
         return replace(self, rows=tuple(replace(row, radius=row.naive_radius) for row in self.rows))

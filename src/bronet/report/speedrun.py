@@ -82,11 +82,9 @@ def _told(runs: Sequence[PublishedRun]) -> list[str]:
 
 
 def _times(run: PublishedRun) -> str:
-    record, certificate = run.evidence.record, run.evidence.certificate
-    seconds = record.get("seconds")
-    training = duration_text(seconds) if isinstance(seconds, int | float) else "time unknown"
+    training, certificate = duration_text(run.evidence.training_seconds), run.evidence.certificate
     return (
-        f"`{run.folder}`: training {training} on {record.get('device', 'a device unknown')}, "
+        f"`{run.folder}`: training {training} on {run.evidence.record.get('device', 'a device unknown')}, "
         f"proof and {certificate.images:,} images {duration_text(certificate.seconds)}."
     )
 
