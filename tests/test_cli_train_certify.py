@@ -133,6 +133,14 @@ def test_of_several_processes_one_certifies(tmp_path: Path) -> None:
     assert facts(folder)["images"] == IMAGES
 
 
+def test_resuming_a_folder_that_is_not_there_is_not_taken_for_a_recipe(tmp_path: Path) -> None:
+    missing = str(tmp_path / "run")
+    result = terminal.invoke(app, ["train", missing, "--resume", "--certify"])
+    assert result.exit_code == ExitStatus.USER_ERROR
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: --resume needs the folder of a run, and {missing} is no folder")
+
+
 def test_test_images_that_are_missing_are_missed_before_training(tmp_path: Path) -> None:
     class_folders(tmp_path / "pets" / "train", ["ant", "bee", "cat"], 2)
     shape = ["data.name=pets", "data.channels=3", "data.height=64", "data.width=64", "data.classes=3"]

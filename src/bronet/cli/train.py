@@ -202,6 +202,11 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
         except (OSError, UnicodeDecodeError) as error:
             raise BronetError(f"could not read the recipe {path} ({error}); give a YAML file or a name") from None
     else:
-        recipe = named_recipe(text)
+        try:
+            recipe = named_recipe(text)
+        except BronetError as error:
+            if not resume:
+                raise
+            raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
     recipe = override(recipe, changes)
     return recipe, out or RUNS / recipe.name.replace("/", "-")
