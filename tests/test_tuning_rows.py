@@ -42,10 +42,10 @@ def test_a_line_says_what_was_changed_and_what_it_gave(runs: Path) -> None:
     assert (row.run, row.against, row.changed) == ("slow", "base", "optim.lr: 0.005 -> 0.0005")
     certified = last["validation_certified"]
     assert isinstance(certified, dict)
-    assert row.shares == (last["validation_accuracy"], *certified.values())
+    assert row.shares == pytest.approx((last["validation_accuracy"], *certified.values()), abs=1e-6)
     assert row.shares[0] >= row.shares[1] >= row.shares[2] >= row.shares[3]
     assert (row.images_held_out, row.epochs, row.steps) == (797, 3, 3 * (500 // 64))
-    assert row.train_accuracy == last["accuracy"]
+    assert row.train_accuracy == pytest.approx(last["accuracy"], abs=1e-6)
     assert row.seconds > 0
     assert row.network == "bronet, width 8, depth 1"
     assert tuning_row(runs / "base").against == ""
@@ -96,6 +96,15 @@ def test_the_page_shows_points_against_the_named_run(runs: Path, tmp_path: Path)
 def test_without_rows_the_page_says_so(tmp_path: Path) -> None:
     assert read_tuning(tmp_path / "tuning.csv") == []
     assert "not run" in tuning_table([])
+
+
+def test_what_all_runs_share_stands_below_the_table(runs: Path) -> None:
+    rows = collect(runs / "base", [runs / "slow"])
+    table = tuning_table(rows)
+    assert "All runs: bronet, width 8, depth 1, 3 epochs, 21 steps." in table
+    longer = tuning_table([rows[0], replace(rows[1], epochs=6)])
+    assert "All runs" not in longer
+    assert "| bronet, width 8, depth 1, 6 epochs, 21 steps |" in longer
 
 
 def test_runs_that_cannot_be_compared_are_refused(
