@@ -21,6 +21,8 @@ from palette import COLOURS  # noqa: E402
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages at the root of the repository, by the name they have on the site."""
 PICTURES = re.compile(r"\]\(\.\./(results/[\w./-]+)\)")
+CELL = re.compile(r"<td.*?</td>|<th.*?</th>", re.S)
+BETWEEN_NUMBERS = re.compile(r"(?<=[\dn]) / (?=[+-]?\d)")
 DRAWING = re.compile(r'<img alt="([^"]*)" src="(figures/[\w-]+\.svg)" ?/?>')
 
 
@@ -45,7 +47,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Set the drawings into the page."""
+    """Set the drawings into the page, and keep numbers that belong together in one line of a table's cell."""
+    html = CELL.sub(lambda match: BETWEEN_NUMBERS.sub("\u00a0/\u00a0", match[0]), html)
     return DRAWING.sub(lambda match: inlined(ROOT / "docs" / match[2], alt=match[1]), html)
 
 

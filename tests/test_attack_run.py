@@ -70,6 +70,28 @@ def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certif
     assert attacked == [16, 24]
 
 
+def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(certified: Path) -> None:
+    run = open_run(certified)
+    model = load_model(run, run.recipe())
+    images = load_images(run.recipe().data, "test", limit=IMAGES)
+    target = Target(model, prove(model), images, {})
+    plan = AttackPlan(attack="pgd", eps="2/5", steps=8, restarts=1)
+    rows = target.attack(plan, torch.arange(IMAGES))
+    correct = sum(row.prediction == row.label for row in rows)
+    assert 0 < sum(row.robust for row in rows) < correct
+    seen = {True: 0, False: 0}
+
+    def wrong_in_tf32(_model: torch.nn.Module, _given: tuple[Tensor], logits: Tensor) -> Tensor:
+        coarse = torch.backends.cuda.matmul.allow_tf32
+        seen[coarse] += len(logits)
+        return -logits if coarse else logits
+
+    model.register_forward_hook(wrong_in_tf32)
+    again = target.attack(plan, torch.arange(IMAGES))
+    assert 0 < seen[False] < seen[True]  # only images that the judge still sees as they were
+    assert [row.robust for row in again] == [row.robust for row in rows]
+
+
 def test_another_plan_does_not_go_on_from_these_rows(copy: Path) -> None:
     attack_run(copy, PLAN, limit=8)
     with pytest.raises(BronetError, match="was made with steps = 8, now it is 9; --overwrite starts anew"):

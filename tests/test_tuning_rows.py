@@ -99,6 +99,15 @@ def test_without_rows_the_page_says_so(tmp_path: Path) -> None:
     assert "not run" in tuning_table([])
 
 
+def test_what_all_runs_share_stands_below_the_table(runs: Path) -> None:
+    rows = collect(runs / "base", [runs / "slow"])
+    table = tuning_table(rows)
+    assert "All runs: bronet, width 8, depth 1, 3 epochs, 21 steps." in table
+    longer = tuning_table([rows[0], replace(rows[1], epochs=6)])
+    assert "All runs" not in longer
+    assert "| bronet, width 8, depth 1, 6 epochs, 21 steps |" in longer
+
+
 def test_runs_that_cannot_be_compared_are_refused(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,12 +74,17 @@ def read_tuning(path: Path) -> list[TuningRow]:
 
 
 def tuning_table(rows: Sequence[TuningRow]) -> str:
-    """Return the log as Markdown: shares in percent, and the difference in points to the run of `against`."""
+    """Return the log as Markdown: shares in percent, and the difference in points to the run of `against`.
+
+    What all runs have in common stands below the table; seconds and training accuracy are in the file only.
+    """
     if not rows:
         return f"Tuning runs: {NOT_RUN}.\n"
     named = {row.run: row for row in rows}
-    header = ["run", "changed", "network", "epochs", "steps", "seconds", "clean / 36 / 72 / 108"]
-    cells = [[*header, "against", "difference", "train accuracy", "verdict"]]
+    same = len({_size(row) for row in rows}) == 1
+    cells = [
+        ["run", "changed", *([] if same else ["network"]), "clean / 36 / 72 / 108", "against", "difference", "verdict"]
+    ]
     for row in rows:
         base = named.get(row.against)
         apart = [100 * (mine - other) for mine, other in zip(row.shares, base.shares, strict=True)] if base else []
@@ -87,18 +92,20 @@ def tuning_table(rows: Sequence[TuningRow]) -> str:
             [
                 f"`{row.run}`",
                 row.changed or ABSENT,
-                row.network,
-                str(row.epochs),
-                ABSENT if row.steps is None else f"{row.steps:,}",
-                f"{row.seconds:,.0f}",
+                *([] if same else [_size(row)]),
                 joined([100 * share for share in row.shares]),
                 f"`{row.against}`" if base else ABSENT,
                 joined(apart, "+") or ABSENT,
-                f"{100 * row.train_accuracy:.1f}",
                 row.verdict or ABSENT,
             ]
         )
-    return f"{aligned(cells)}\n{_remark(rows)}\n"
+    common = f"All runs: {_size(rows[0])}. " if same else ""
+    return f"{aligned(cells)}\n{common}{_remark(rows)}\n"
+
+
+def _size(row: TuningRow) -> str:
+    steps = "" if row.steps is None else f", {row.steps:,} steps"
+    return f"{row.network}, {row.epochs} epochs{steps}"
 
 
 def _remark(rows: Sequence[TuningRow]) -> str:
