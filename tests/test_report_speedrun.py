@@ -145,6 +145,7 @@ def test_attacks_on_networks_that_the_paper_did_not_attack_are_shown(recipe: str
     [
         ("attack-pgd-l2-8_255", {"attack": "autoattack"}, "named after its attack"),
         ("attack-pgd-l2-8_255", {"robust_accuracy": 0.123}, "robust_accuracy must be that of its rows"),
+        ("attack-pgd-l2-8_255", {"robust_accuracy": float("nan")}, "robust_accuracy must be that of its rows"),
         ("attack-pgd-linf-8_255", {"certified_accuracy": 0.123}, "certified_accuracy must be that of its rows"),
         ("attack-autoattack-l2-6", {"certified_broken": 1}, "certified_broken must be that of its rows"),
     ],
