@@ -7,7 +7,10 @@ from torch.testing import assert_close
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
 from bronet.models import build_model
+from bronet.ortho.inverse_factor import eliminated
+from bronet.ortho.precision import float32_products
 from bronet.ortho.real_dft import kernel_basis
+from bronet.ortho.spd import symmetric_inverse
 from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.ortho.textbook import textbook_bro_convolution
 from bronet.recipe import named_recipe, override
@@ -45,13 +48,36 @@ def test_spectrum_kernels_equal_their_twins(c: int, n: int, k: int, grid: tuple[
     assert kernel_basis(grid, (k, k), dense=dense, dtype=torch.float32, device=V.device).is_cuda
 
 
-@pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 128, 200, 256, 512])
-def test_inverse_kernel_inverts(n: int) -> None:
-    from bronet.kernels.inverse import spd_inverse
+@pytest.mark.parametrize("n", [1, 7, 31, 32, 33, 63, 64])
+def test_inverse_factor_kernel_equals_its_twin(n: int) -> None:
+    from bronet.kernels.inverse import factor_tiles
 
     A = draw(9, n, n) / n**0.5
     S = A @ A.mT + 0.5 * torch.eye(n, device="cuda")
-    assert_close(spd_inverse(S).double(), torch.linalg.inv(S.double()), atol=1e-4, rtol=1e-3)
+    M = torch.zeros_like(S)
+    factor_tiles(S, M)
+    assert_close(M.double(), eliminated(S.double()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 128, 200, 256, 512])
+def test_symmetric_inverse_inverts(n: int) -> None:
+    A = draw(9, n, n) / n**0.5
+    S = A @ A.mT + 0.5 * torch.eye(n, device="cuda")
+    assert_close(symmetric_inverse(S).double(), torch.linalg.inv(S.double()), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_inverse_of_a_large_condition_leaves_reflectors_orthogonal(tf32: bool) -> None:
+    """One direction of V grown to 30: norms of 10 and more from an inverse by Schur complements of inverses."""
+    n = 256
+    u, w = draw(3, 2 * n, 1), draw(3, n, 1, seed=1)
+    V = torch.eye(2 * n, n, device="cuda") + 30 * (u @ w.mT) / (
+        u.norm(dim=1, keepdim=True) * w.norm(dim=1, keepdim=True)
+    )
+    with float32_products(tf32=tf32):
+        P = symmetric_inverse(V.mT @ V).double()
+    V = V.double()
+    assert torch.linalg.matrix_norm(V @ P @ V.mT, 2).amax() < (1.5 if tf32 else 1.01)
 
 
 def test_fused_nadam_equals_torch() -> None:

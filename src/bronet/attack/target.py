@@ -20,8 +20,8 @@ from bronet.certify.network import Certificate, ProvedNetwork
 from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
+from bronet.ortho.precision import float32_products
 from bronet.recipe.schema import parse_budget
-from bronet.train.step import float32_products
 
 AttackName = Literal["autoattack", "pgd"]
 PREFLIGHT_IMAGES = 64

@@ -13,8 +13,8 @@ import torch
 from bronet.bench.layer import LayerShape, training_step
 from bronet.bench.timing import TimingRow, timing_row
 from bronet.layers import BROConv2d
+from bronet.ortho.precision import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
-from bronet.train.step import float32_products
 
 AXES: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from bronet.ortho.inverse_factor import inverse_by_blocks
+
 Inverter = Callable[[Tensor], Tensor]
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
@@ -70,9 +72,7 @@ def scale_of(V: Tensor) -> Tensor:
 
 def _inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     if S.is_cuda and S.dtype == torch.float32:
-        from bronet.kernels.inverse import spd_inverse
-
-        return spd_inverse(S.reshape(-1, *S.shape[-2:])).view(S.shape)
+        return inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
     return torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
 
 

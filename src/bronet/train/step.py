@@ -5,15 +5,13 @@ tensors that are filled before the step, so that the device's work is the same s
 few ordinary steps a CUDA graph of it is recorded, and later steps launch that. On a CPU the same code just runs.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.models import CertifiableModel
+from bronet.ortho.precision import float32_products
 from bronet.recipe.schema import Recipe
 from bronet.train.forward import TrainingForward
 from bronet.train.lookahead import Lookahead
@@ -122,14 +120,3 @@ class TrainStep:
         if largest is not None:
             clip_grads_with_norm_(parameters, largest, norm)
         return norm
-
-
-@contextmanager
-def float32_products(*, tf32: bool) -> Iterator[None]:
-    """Let float32 products use TF32 inside, or not; what was set before returns afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
