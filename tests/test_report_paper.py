@@ -89,7 +89,11 @@ def test_what_was_not_run_says_so(runs: list[PublishedRun]) -> None:
 def test_a_changed_recipe_or_a_part_of_the_test_set_is_no_run_of_a_row(runs: list[PublishedRun]) -> None:
     (short,) = (run for run in runs if run.folder == "short")
     assert short.remark == "changed: train.epochs; the first 100 test images only"
-    assert line_of(paper_table(13, runs), "LA", "cifar10")[3] == "not run"
+    table = paper_table(13, runs)
+    assert line_of(table, "LA", "cifar10")[3] == "not run"
+    shares = (short.statistics.clean_accuracy, *(entry.accuracy for entry in short.statistics.certified))
+    numbers = " / ".join(f"{100 * share:.1f}" for share in shares)
+    assert f"Not counted: `short`, {numbers} ({short.remark})." in table
 
 
 def test_the_distribution_of_the_radius_is_table_6(runs: list[PublishedRun]) -> None:

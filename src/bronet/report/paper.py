@@ -63,14 +63,20 @@ def paper_table(number: int, runs: Sequence[PublishedRun]) -> str:
     quantities = quantities_of(number)
     cells = [["row", "data", "paper", "ours", "difference", "spread", "seeds"]]
     used: list[PublishedRun] = []
+    changed: list[PublishedRun] = []
     for row in paper_rows(number):
         chosen = runs_of(row.recipe, list(runs)) if row.recipe else []
         used += [run for run in chosen if run not in used]
+        changed += [run for run in runs if run.recipe.name == row.recipe and run.remark and run not in changed]
         cells.append([row_label(row), row.group, *_compared(row, chosen, quantities)])
     names = ", ".join(quantity.name for quantity in quantities)
     parts = [title, f"Numbers, in this order: {names}.", aligned(cells)]
     if used:
         parts.append("Our runs: " + "; ".join(_told(run) for run in used) + ".")
+    if changed:
+        shown = (f"`{run.folder}`, {_joined([q.of_run(run) for q in quantities], quantities)}" for run in changed)
+        told = (f"{numbers} ({run.remark})" for numbers, run in zip(shown, changed, strict=True))
+        parts.append("Not counted: " + "; ".join(told) + ".")
     if number in ATTACKED_NORM:
         parts += attacked_parts(runs, ATTACKED_NORM[number])
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
