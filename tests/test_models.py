@@ -122,7 +122,7 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
 
 
 def test_model_takes_images_larger_than_it_was_built_for_up_to_the_neck() -> None:
-    model = create_model("lipconvnet-5-32", dataset="cifar10")
+    model = build_model(LipConvNetArchitecture(depth=5, width=4), DATASETS["cifar10"])
     assert model(torch.rand(1, 3, 32, 32)).shape == (1, 10)
     with pytest.raises(BronetError, match="expects"):
         model(torch.rand(1, 3, 64, 64))
