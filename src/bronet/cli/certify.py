@@ -88,53 +88,28 @@ def certify(
     console = open_console()
     run = run_folder(named, out)
     split = chosen_split(split, open_run(run).recipe().data, data_dir=data_dir, download=download)
-    certify_and_show(
+    certify_folder(
         run,
         console,
         eps=tuple(eps or ()),
         split=split,
         limit=limit,
         targeted=targeted,
-        naive=naive,
         device=device,
         data_dir=data_dir,
         download=download,
         command=typed_command(),
     )
+    show_certificate(run, console, split=split, naive=naive)
     say(console, f"next:    bronet report {shlex.quote(str(run))}")
 
 
-def certify_and_show(
-    folder: Path,
-    console: "Console",
-    *,
-    eps: tuple[str, ...] = (),
-    split: Split = Split.TEST,
-    limit: int | None = None,
-    targeted: bool = False,
-    naive: bool = False,
-    device: Device,
-    data_dir: Path | None = None,
-    download: bool = False,
-    command: str,
-) -> "Evidence":
-    """Certify a run, print the table and where the rows are, and return what was written."""
+def show_certificate(folder: Path, console: "Console", *, split: Split = Split.TEST, naive: bool = False) -> "Evidence":
+    """Print the table of a certified run and where its rows are, and return what was certified."""
     from bronet.cli.console import sample_note, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
-    certify_folder(
-        folder,
-        console,
-        eps=eps,
-        split=split,
-        limit=limit,
-        targeted=targeted,
-        device=device,
-        data_dir=data_dir,
-        download=download,
-        command=command,
-    )
     evidence = read_evidence(folder, split=split.value)
     show_results(console, [summarize(evidence)])
     if naive:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.certify import certify_and_show
+from bronet.cli.certify import certify_folder, show_certificate
 from bronet.cli.options import (
     RUNS,
     DataDirOption,
@@ -127,7 +127,8 @@ def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: 
 
     _give_back_memory()
     console = open_console()
-    evidence = certify_and_show(run.path, console, device=device, data_dir=data_dir, command=typed_command())
+    certify_folder(run.path, console, device=device, data_dir=data_dir, command=typed_command())
+    evidence = show_certificate(run.path, console)
     certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(

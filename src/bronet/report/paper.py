@@ -74,9 +74,7 @@ def paper_table(number: int, runs: Sequence[PublishedRun]) -> str:
     if used:
         parts.append("Our runs: " + "; ".join(_told(run) for run in used) + ".")
     if changed:
-        shown = (f"`{run.folder}`, {_joined([q.of_run(run) for q in quantities], quantities)}" for run in changed)
-        told = (f"{numbers} ({run.remark})" for numbers, run in zip(shown, changed, strict=True))
-        parts.append("Not counted: " + "; ".join(told) + ".")
+        parts.append("Not counted: " + "; ".join(_not_counted(run, quantities) for run in changed) + ".")
     if number in ATTACKED_NORM:
         parts += attacked_parts(runs, ATTACKED_NORM[number])
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
@@ -211,6 +209,11 @@ def _joined(values: Sequence[float | None], quantities: Sequence[Quantity], sign
         for value, quantity in zip(values, quantities, strict=True)
     )
     return SEPARATOR.join(texts)
+
+
+def _not_counted(run: PublishedRun, quantities: Sequence[Quantity]) -> str:
+    numbers = _joined([quantity.of_run(run) for quantity in quantities], quantities)
+    return f"`{run.folder}`, {numbers} ({run.remark})"
 
 
 def _told(run: PublishedRun) -> str:

@@ -41,8 +41,8 @@ class PublishedRun:
     @property
     def seconds_per_epoch(self) -> float | None:
         """Seconds of training per epoch, where the record says how long it took."""
-        seconds = self.evidence.record.get("seconds")
-        return seconds / self.recipe.train.epochs if isinstance(seconds, int | float) else None
+        seconds = self.evidence.training_seconds
+        return None if seconds is None else seconds / self.recipe.train.epochs
 
     def attacked(self, attack: str, norm: str, eps: str) -> tuple[float, int] | None:
         """Return the accuracy that an attack left, and on how many images; None if it was not run."""
