@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bronet.cli.exit_status import leave
-from bronet.layers.prepared import ReflectorLayer
+from bronet.layers.prepared import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.train.diagnosis import find_bad_layer
@@ -45,7 +45,7 @@ def trained(
     model = build_model(recipe.model, recipe.data.spec(), device="cpu" if sharded else device).train()
     forward = TrainingForward(model, recipe, beside=False)
     for layer in model.modules():
-        if isinstance(layer, ReflectorLayer):
+        if isinstance(layer, PreparedLayer):
             layer.sees_all_parameters = False  # as if sharded: every layer inverts for itself
     if sharded:
         processes.centre_over_all(model)

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
+from bronet.layers.prepared import PreparedWeightLayer, ReflectorLayer
 from bronet.models import build_model
 from bronet.ortho.inverse_factor import eliminated
 from bronet.ortho.precision import float32_products
@@ -120,6 +121,24 @@ def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookah
         moved = (theirs - before).norm()
         assert moved > 0
         assert (ours - theirs).norm() <= 0.05 * moved
+
+
+def test_what_is_prepared_beside_the_forward_pass_changes_nothing() -> None:
+    """Only a second forward pass finds inverses and weights prepared: logits and gradients stay those of the first."""
+    values = ["model.width=64", "model.depth=5", "model.dense_width=256", "model.dense_depth=3"]
+    recipe = override(named_recipe("cifar10/bronet-m"), values)
+    model = build_model(recipe.model, recipe.data.spec(), device="cuda").train()
+    images, target = draw(64, 3, 32, 32).sigmoid(), draw(64, 10, seed=1)
+    taken: list[tuple[torch.Tensor, ...]] = []
+    for _ in range(4):
+        logits = model(images)
+        gradients = torch.autograd.grad((logits * target).sum(), list(model.parameters()))
+        taken.append((logits.detach(), *gradients))
+        assert all(layer.last_key is not None for layer in model.modules() if isinstance(layer, PreparedWeightLayer))
+        assert all(layer.inversion is not None for layer in model.modules() if isinstance(layer, ReflectorLayer))
+    for later in taken[1:]:
+        for ours, first in zip(later, taken[0], strict=True):
+            assert (ours - first).norm() <= 1e-3 * first.norm()
 
 
 @pytest.mark.parametrize("shift_class", [Centring, Bias])

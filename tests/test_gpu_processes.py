@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from bronet import BROConv2d
-from bronet.layers.prepared import prepared_inverses
+from bronet.layers.prepared import prepared
 from bronet.ortho.spd import inverting_by, symmetric_inverse
 from bronet.recipe import named_recipe, override
 from bronet.train.nadam import FusedNAdam
@@ -45,7 +45,7 @@ def test_inverses_prepared_on_streams_of_their_own_may_be_shared() -> None:
     layers = torch.nn.Sequential(*(BROConv2d(c, c, 3, rank=4, residual_depth=3) for c in (16, 16, 32))).cuda()
     inputs = [torch.randn(4, c, 8, 8, device="cuda") for c in (16, 16, 32)]
     expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]  # the grid is known from here on
-    with inverting_by(sharing(ALONE)), prepared_inverses(layers):
+    with inverting_by(sharing(ALONE)), prepared(layers):
         shared = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
     torch.testing.assert_close(shared, expected, atol=1e-5, rtol=1e-5)
 

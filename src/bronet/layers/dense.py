@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, without_autocast
-from bronet.layers.prepared import Inversion, ReflectorLayer
+from bronet.layers.prepared import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
@@ -143,7 +143,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         return f"{self.in_features}, {self.out_features}, rank={self.rank}"
 
 
-class CholeskyLinear(_Dense):
+class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
     """x -> W x with W = L^-1 V, L L' = V V' + ridge: (semi-)orthogonal rows, singular values at most one."""
 
     def __init__(

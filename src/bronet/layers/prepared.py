@@ -1,27 +1,72 @@
-"""Inverses for all reflectors of a model in a few batches, ahead of its forward pass.
+"""What layers derive from their parameters alone, computed ahead of the model's forward pass and beside it.
 
-A small inversion is bound by latency: twelve layers' worth in one batch take little longer than one layer's. The
-inverses need no gradient of their own (a reflector's backward pass accounts for them), so they are plain tensors that
-live for one forward pass, computed from the parameters as they are at its start.
+A small factorisation is bound by latency: twelve layers' worth in one batch take little longer than one layer's, and
+the pixels of earlier layers keep a GPU busy meanwhile. Each layer waits for its own only. Everything is computed from
+the parameters as they are at the start of one forward pass, and lives for that pass.
+
+The inverses of reflectors need no gradient of their own, as a reflector's backward pass accounts for them; equal
+layers are inverted in a few batches. The backward pass of a weight with a gradient runs beside that of earlier layers.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, without_autocast
+from bronet.layers.streams import Beside
 
 T = TypeVar("T")
 
-# Layers whose inverses together exceed this are inverted in several batches.
+# What the inverses of one batch may take.
 _BATCH_BYTES = 2**29
+
+
+class _Prepared(NamedTuple, Generic[T]):
+    """A value, and the work that computes it."""
+
+    value: T
+    work: Beside
+
+    def awaited(self) -> T:
+        """Return the value for use on the current stream."""
+        self.work.wait()
+        return self.value
+
+
+class PreparedLayer(DerivedLayer[T]):
+    """A layer that has something to be computed ahead of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sees_all_parameters = True  # outside its forward, too; not so where they are sharded over processes
+
+    @property
+    def prepares(self) -> bool:
+        """Whether something can be computed ahead, and it pays."""
+        return self.sees_all_parameters and _device_of(self).type == "cuda" and not self.keeps_derived
+
+
+class PreparedWeightLayer(PreparedLayer[T]):
+    """A layer whose derived weight is computed ahead as a whole, gradient included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_key: Hashable | None = None
+        self.prepared_weight: _Prepared[T] | None = None
+
+    def derived(self, key: Hashable) -> T:
+        """Return the derived weight: the prepared one if it is this; remember the key for the next forward pass."""
+        if self.keeps_derived:
+            return super().derived(key)
+        fits, self.last_key = key == self.last_key, key
+        return self.prepared_weight.awaited() if fits and self.prepared_weight is not None else super().derived(key)
 
 
 @dataclass(frozen=True)
@@ -37,25 +82,18 @@ class Inversion(ABC):
         """Return the inverse of the Gram matrices of each kernel, in one batch."""
 
 
-class ReflectorLayer(DerivedLayer[T]):
+class ReflectorLayer(PreparedLayer[T]):
     """A layer that can be given the inverse it needs; `inversion` is that of its last forward, None before it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sees_all_parameters = True  # outside its forward, too; not so where they are sharded over processes
         self.inversion: Inversion | None = None
-        self.prepared_inverse: Tensor | None = None
-
-    @property
-    def prepares(self) -> bool:
-        """Whether this layer's inverse can be prepared, and it pays."""
-        return self.sees_all_parameters and _device_of(self).type == "cuda" and not self.keeps_derived
+        self.prepared_inverse: _Prepared[Tensor] | None = None
 
     def inverse_for(self, inversion: Inversion) -> Tensor | None:
         """Return the prepared inverse if it is this one; remember the inversion for the next forward pass."""
-        fits = inversion == self.inversion
-        self.inversion = inversion
-        return self.prepared_inverse if fits else None
+        fits, self.inversion = inversion == self.inversion, inversion
+        return self.prepared_inverse.awaited() if fits and self.prepared_inverse is not None else None
 
     @abstractmethod
     def V(self, dtype: torch.dtype) -> Tensor:
@@ -63,50 +101,64 @@ class ReflectorLayer(DerivedLayer[T]):
 
 
 @contextmanager
-def prepared_inverses(module: nn.Module) -> Iterator[None]:
-    """Compute the inverses of all layers whose last forward is known, and hand them out while inside.
+def prepared(module: nn.Module) -> Iterator[None]:
+    """Compute ahead what the layers needed in their last forward, and hand it out while inside.
 
     On a GPU only: a CPU gains nothing from it, and stays independent of whether a forward pass came before.
     """
-    groups: dict[Inversion, list[ReflectorLayer]] = defaultdict(list)  # type: ignore[type-arg]
-    for layer in module.modules():
-        if isinstance(layer, ReflectorLayer) and layer.inversion is not None and layer.prepares:
-            groups[layer.inversion].append(layer)
+    layers = [layer for layer in module.modules() if isinstance(layer, PreparedLayer) and layer.prepares]
+    reflectors = [layer for layer in layers if isinstance(layer, ReflectorLayer)]
+    weighted = [layer for layer in layers if isinstance(layer, PreparedWeightLayer)]
+    if weighted and dist.is_initialized():
+        weighted = []  # what averages gradients over processes would not wait for those computed beside the rest
+    works: list[Beside] = []
     try:
-        with torch.no_grad():
-            side_by_side([partial(_prepare, *group) for group in groups.items()], _device_of(module))
+        works.extend(_prepare_inverses(reflectors))
+        works.extend(_prepare_weights(weighted))
         yield
     finally:
-        for layers in groups.values():
-            for layer in layers:
-                layer.prepared_inverse = None
+        for work in works:
+            work.wait()
+        for reflector in reflectors:
+            reflector.prepared_inverse = None
+        for layer in weighted:
+            layer.prepared_weight = None
 
 
-def _prepare(inversion: Inversion, layers: list[ReflectorLayer]) -> None:  # type: ignore[type-arg]
-    count = 1
-    with without_autocast(_device_of(layers[0]).type):
-        while layers:
-            part, layers = layers[:count], layers[count:]
-            inverses = inversion.invert([layer.V(inversion.precision) for layer in part])
-            for layer, inverse in zip(part, inverses, strict=True):
-                layer.prepared_inverse = inverse
-            count = max(1, _BATCH_BYTES // (inverses[0].numel() * inverses[0].element_size()))
+def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[Beside]:
+    """Give every layer its weight, each beside the others."""
+    for layer in layers:
+        if layer.last_key is not None:
+            work = Beside(_device_of(layer))
+            with work():
+                layer.prepared_weight = _Prepared(layer.derive_at_full_precision(layer.last_key), work)
+            yield work
 
 
-def side_by_side(tasks: Sequence[Callable[[], None]], device: torch.device) -> None:
-    """Run independent tasks: on a GPU each on a stream of its own, since each is bound by latency."""
-    if device.type != "cuda":
-        for task in tasks:
-            task()
-        return
-    here = torch.cuda.current_stream(device)
-    streams = [torch.cuda.Stream(device) for _ in tasks]
-    for stream, task in zip(streams, tasks, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            task()
-    for stream in streams:
-        here.wait_stream(stream)
+@torch.no_grad()
+def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[Beside]:
+    """Give every layer its inverse: equal layers in a few batches, all of these beside each other."""
+    groups: dict[Inversion, list[ReflectorLayer[T]]] = defaultdict(list)
+    for layer in layers:
+        if layer.inversion is not None:
+            groups[layer.inversion].append(layer)
+    for inversion, group in groups.items():
+        yield from _invert_in_batches(inversion, group)
+
+
+def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[T]]) -> Iterator[Beside]:
+    """Give equal layers their inverses, in batches that double: the first layer need not wait for the last."""
+    count, device = 1, _device_of(layers[0])
+    while layers:
+        batch, layers = layers[:count], layers[count:]
+        work = Beside(device)
+        with work(), without_autocast(device.type):
+            inverses = inversion.invert([layer.V(inversion.precision) for layer in batch])
+        for layer, inverse in zip(batch, inverses, strict=True):
+            layer.prepared_inverse = _Prepared(inverse, work)
+        yield work
+        size = inverses[0].numel() * inverses[0].element_size()
+        count = max(1, min(2 * count, _BATCH_BYTES // size))
 
 
 def _device_of(module: nn.Module) -> torch.device:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers import Block, Head, LipschitzLayer
-from bronet.layers.prepared import prepared_inverses
+from bronet.layers.prepared import prepared
 
 
 class CertifiableModel(nn.Module):
@@ -28,7 +28,7 @@ class CertifiableModel(nn.Module):
         raise BronetError(f"{type(self).__name__} must list its sections")
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        with prepared_inverses(self):
+        with prepared(self):
             x = images
             for section in self.sections():
                 x = section(x)

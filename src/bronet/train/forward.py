@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bronet.layers.streams import Beside
 from bronet.models import CertifiableModel
 from bronet.ortho.spd import inverting_by
 from bronet.recipe.schema import Recipe
@@ -38,27 +39,17 @@ class TrainingForward(nn.Module):
         self.estimates_beside = beside and not any(layer.forward_uses_estimate for _, layer in model.chain())
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
-        estimates = _side_stream(pixels.device) if self.estimates_beside else None
-        with torch.cuda.stream(estimates) if estimates is not None else nullcontext():
+        estimates = Beside(pixels.device)
+        with estimates() if self.estimates_beside else nullcontext():
             self.model.update_estimates(self.power_iterations)
         sharing_inverses = nullcontext() if self.shared_by is None else inverting_by(sharing(self.shared_by))
         autocast = torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False)
         with autocast, sharing_inverses:
             logits = self.model(pixels)
-        if estimates is not None:
-            torch.cuda.current_stream().wait_stream(estimates)
+        estimates.wait()
         with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
             gap = self.model.gap_lipschitz()
         return logits, gap
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream beside the current one on a GPU."""
-    if device.type != "cuda":
-        return None
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    return stream
 
 
 def forward_for(

@@ -8,6 +8,7 @@ recorded step can be replayed.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim import NAdam, Optimizer
 
 from bronet.layers.base import DerivedLayer
+from bronet.layers.streams import side_by_side
 from bronet.models import CertifiableModel
 from bronet.ortho.newton_schulz import newton_schulz
 from bronet.train.nadam import FusedNAdam
@@ -52,7 +54,8 @@ class Muon(Optimizer):
 
     M <- momentum M + G, where G is the gradient with coupled weight decay; then the matrix moves by the learning rate
     times 0.2 sqrt(max(m, n)) times Newton-Schulz of G + momentum M, a kernel as m x n k k. Call `prepare` before every
-    `step` whose rate is new. Matrices of one shape are orthogonalised in one batch, in bf16 on a GPU.
+    `step` whose rate is new. Matrices of one shape are orthogonalised in one batch, on a GPU in bf16 and
+    beside other batches.
     """
 
     def __init__(
@@ -90,9 +93,8 @@ class Muon(Optimizer):
         for matrix in self.matrices:
             if matrix.grad is not None:
                 batches[matrix.flatten(1).shape, matrix.dtype].append(matrix)
-        for batch in batches.values():
-            self._step_on(batch)
-        self.others.step()
+        tasks = [partial(self._step_on, batch) for batch in batches.values()]
+        side_by_side([*tasks, self.others.step], self.rate.device)
 
     def _step_on(self, matrices: list[Tensor]) -> None:
         """Update matrices of one shape."""

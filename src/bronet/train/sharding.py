@@ -19,7 +19,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from bronet.layers.prepared import ReflectorLayer
+from bronet.layers.prepared import PreparedLayer
 from bronet.models import CertifiableModel
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> 
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in model.modules():
-        if isinstance(module, ReflectorLayer):
+        if isinstance(module, PreparedLayer):
             module.sees_all_parameters = False
     for unit in dict.fromkeys((*model.units(), model.head)):
         if any(True for _ in unit.parameters()):
