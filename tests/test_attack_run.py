@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certif
     assert attacked == [16, 24]
 
 
-def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(certified: Path) -> None:
+def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(
+    certified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = open_run(certified)
     model = load_model(run, run.recipe())
     images = load_images(run.recipe().data, "test", limit=IMAGES)
@@ -79,16 +82,19 @@ def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(certifie
     rows = target.attack(plan, torch.arange(IMAGES))
     correct = sum(row.prediction == row.label for row in rows)
     assert 0 < sum(row.robust for row in rows) < correct
-    seen = {True: 0, False: 0}
+    seen = {"coarse": 0, "fine": 0}
 
-    def wrong_in_tf32(_model: torch.nn.Module, _given: tuple[Tensor], logits: Tensor) -> Tensor:
-        coarse = torch.backends.cuda.matmul.allow_tf32
-        seen[coarse] += len(logits)
-        return -logits if coarse else logits
+    def wrong(fine: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def coarse(pixels: Tensor) -> Tensor:
+            seen["coarse"] += len(pixels)
+            return -fine(pixels)
 
-    model.register_forward_hook(wrong_in_tf32)
+        return coarse
+
+    monkeypatch.setattr("bronet.attack.target.in_half_precision", wrong)
+    model.register_forward_hook(lambda _model, given, _logits: seen.update(fine=seen["fine"] + len(given[0])))
     again = target.attack(plan, torch.arange(IMAGES))
-    assert 0 < seen[False] < seen[True]  # only images that the judge still sees as they were
+    assert 0 < seen["fine"] - seen["coarse"] < seen["coarse"]  # only images that the judge still sees as they were
     assert [row.robust for row in again] == [row.robust for row in rows]
 
 

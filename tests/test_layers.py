@@ -200,6 +200,17 @@ def test_last_layer_has_unit_rows_and_gaps_between_them() -> None:
     assert_close(proved.gaps, head.gaps().detach(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", [LastLayerNormalized, OrthogonalHead])
+def test_a_head_gives_float32_logits_under_autocast(kind: type[LastLayerNormalized | OrthogonalHead]) -> None:
+    """Two logits that agree to eight bits stay apart."""
+    head = kind(8, 3)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = head(x)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, head(x.float()), rtol=0, atol=0)
+
+
 def test_orthogonal_head_gaps_are_root_two() -> None:
     head = OrthogonalHead(8, 3, dtype=torch.float64)
     assert_close(head.gaps()[0, 1].item(), math.sqrt(2))

@@ -1,9 +1,10 @@
 """What is attacked, and with what: the float32 network gives gradients, the float64 program judges.
 
-On a GPU the search multiplies in TF32, several times faster. An image that it takes for broken and the judge does not
-is searched again with float32 products.
+On a GPU the search computes in half precision, several times faster. An image that it takes for broken and the judge
+does not is searched again in float32.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.attack.auto import autoattack
+from bronet.attack.half import in_half_precision
 from bronet.attack.judge import Norm, Verdict, judge
 from bronet.attack.pgd import l2_pgd, linf_pgd
 from bronet.attack.preflight import preflight
@@ -94,28 +96,28 @@ class Target:
         Rounding to float32 moves an image; the judge measures from the exact one.
         """
         images, eps = exact.float(), parse_budget(plan.eps)
-        with float32_products(tf32=True):
-            found = self._search(plan, images, labels, first=first)
-            with torch.no_grad():
-                taken_for_broken = self.model(found).argmax(dim=1) != labels
+        coarse = in_half_precision(self.model)
+        found = self._search(coarse, plan, images, labels, first=first)
+        with torch.no_grad():
+            taken_for_broken = coarse(found).argmax(dim=1) != labels
         verdict = judge(self.network.logits, exact, found, norm=plan.norm, eps=eps)
         misled = taken_for_broken & (verdict.prediction == labels)
         if misled.any():
             with float32_products(tf32=False):
-                found[misled] = self._search(plan, images[misled], labels[misled], first=first)
+                found[misled] = self._search(self.model, plan, images[misled], labels[misled], first=first)
             verdict = judge(self.network.logits, exact, found, norm=plan.norm, eps=eps)
         return verdict
 
-    def _search(self, plan: AttackPlan, images: Tensor, labels: Tensor, *, first: int) -> Tensor:
+    def _search(
+        self, model: Callable[[Tensor], Tensor], plan: AttackPlan, images: Tensor, labels: Tensor, *, first: int
+    ) -> Tensor:
         eps = parse_budget(plan.eps)
         if plan.attack == "autoattack":
             classes = len(self.images.classes)
-            return autoattack(
-                self.model, images, labels, classes=classes, norm=plan.norm, eps=eps, seed=plan.seed + first
-            )
+            return autoattack(model, images, labels, classes=classes, norm=plan.norm, eps=eps, seed=plan.seed + first)
         pgd = l2_pgd if plan.norm == "l2" else linf_pgd
         generator = torch.Generator().manual_seed(plan.seed + first)
-        search = pgd(self.model, images, labels, eps=eps, steps=plan.steps, restarts=plan.restarts, generator=generator)
+        search = pgd(model, images, labels, eps=eps, steps=plan.steps, restarts=plan.restarts, generator=generator)
         return search.images
 
     def _radius(self, index: Int[Tensor, " b"], proved: Certificate) -> Float[Tensor, " b"]:

@@ -125,8 +125,17 @@ def shifted_maxmin_backward(
         g, swapped, sums, pixels, per_program, pairs_b, b, c // 2, B_PADDED=triton.next_power_of_2(b)
     )
     total = sums.sum(0)
-    mean = centre(total / (pixels * b)) if centre is not None else torch.zeros_like(total)
+    return maxmin_backward(g, swapped, mean=centre(total / (pixels * b)) if centre is not None else None), total
+
+
+def maxmin_backward(
+    g: Float[Tensor, "pixels c b"], swapped: Int8[Tensor, "pixels pairs b"], *, mean: Float[Tensor, " c"] | None = None
+) -> Float[Tensor, "pixels c b"]:
+    """Return the gradient of y, less a mean for every channel."""
+    pixels, c, b = g.shape
+    pairs_b = c // 2 * b
     out = torch.empty_like(g)
     grid = (pixels, triton.cdiv(pairs_b, _BLOCK))
+    mean = torch.zeros(c, device=g.device) if mean is None else mean
     _backward_kernel[grid](g, swapped, mean, out, pairs_b, b, c // 2, BLOCK=_BLOCK)
-    return out, total
+    return out

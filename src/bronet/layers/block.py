@@ -32,11 +32,14 @@ class _ShiftedMaxMin(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[no-untyped-def, override]
-        from bronet.kernels.centred_maxmin import shifted_maxmin_backward
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[no-untyped-def, override]
+        from bronet.kernels.centred_maxmin import maxmin_backward, shifted_maxmin_backward
 
         (swapped,) = ctx.saved_tensors
-        gy, gbias = shifted_maxmin_backward(grads[0].contiguous(), swapped, centre=ctx.centre)
+        g = grads[0].contiguous()
+        if ctx.centre is None and not ctx.needs_input_grad[1]:  # only the pixels are asked for, as by an attack
+            return maxmin_backward(g, swapped), None, None, None
+        gy, gbias = shifted_maxmin_backward(g, swapped, centre=ctx.centre)
         return gy, gbias, None, None
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.layers.base import LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products
@@ -76,7 +76,9 @@ class LastLayerNormalized(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "LastLayerNormalized")
-        return F.linear(x, self.rows().to(x.dtype), self.bias.to(x.dtype))
+        x = _full_precision(x)
+        with without_autocast(x.device.type):
+            return F.linear(x, self.rows().to(x.dtype), self.bias.to(x.dtype))
 
     def gaps(self) -> Float[Tensor, "k k"]:
         rows = self.rows()
@@ -124,7 +126,10 @@ class OrthogonalHead(Head):
         self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.bias.to(x.dtype)
+        x = _full_precision(x)
+        with without_autocast(x.device.type):
+            logits: Tensor = self.linear(x) + self.bias.to(x.dtype)
+        return logits
 
     def gaps(self) -> Float[Tensor, "k k"]:
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
@@ -139,6 +144,11 @@ class OrthogonalHead(Head):
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.linear.lipschitz_bound()
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    """Return what a head computes with: float32 where autocast rounds, as margins are small differences of logits."""
+    return x.float() if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64 else x
 
 
 def _normalized(weight: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
