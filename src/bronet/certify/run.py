@@ -202,7 +202,7 @@ def targeted_table(result: CertifiedImages) -> str:
 
 
 def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
-    """Return the proved bound of every layer, and their product."""
+    """Return the proved bound of every layer, and their product; and that the network is mirrored, if it is."""
     table = [
         {
             "name": name,
@@ -213,4 +213,5 @@ def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
         }
         for name, proved in network.layers
     ]
-    return {"lipschitz": network.lipschitz, "layers": table}
+    mirrored = {"mirrored": True} if network.mirrored else {}
+    return {"lipschitz": network.lipschitz, **mirrored, "layers": table}

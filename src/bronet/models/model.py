@@ -14,20 +14,28 @@ from bronet.layers.prepared import prepared
 class CertifiableModel(nn.Module):
     """A chain of Lipschitz layers and a head: images (b, c, h, w) in [0, 1] to logits (b, k).
 
-    Subclasses assign their sections and list them, in order, in `sections`.
+    Subclasses assign their sections and list them, in order, in `sections`. A `mirrored` network gives, in evaluation,
+    the mean of the logits of an image and of its mirror image, left to right. Mirroring keeps all distances, so no
+    Lipschitz constant changes by it.
     """
 
     head: Head
 
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], *, mirrored: bool = False) -> None:
         super().__init__()
-        self.image_shape = image_shape
+        self.image_shape, self.mirrored = image_shape, mirrored
 
     def sections(self) -> list[nn.Module]:
         """Return the parts before the head, in the order of the forward pass."""
         raise BronetError(f"{type(self).__name__} must list its sections")
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        logits = self._logits(images)
+        if self.mirrored and not self.training:
+            logits = (logits + self._logits(images.flip(-1))) / 2
+        return logits
+
+    def _logits(self, images: Tensor) -> Tensor:
         with prepared(self):
             x = images
             for section in self.sections():

@@ -25,7 +25,8 @@ class BRONetArchitecture:
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
     fraction written as text ("1/4"); other layers have none. `keep_padding` belongs to a BRO backbone too.
-    `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet).
+    `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet). A `mirrored`
+    network is evaluated at an image and at its mirror image, and gives the mean; training does not see it.
     """
 
     family: Literal["bronet"] = "bronet"
@@ -44,6 +45,7 @@ class BRONetArchitecture:
     regularized_depth: int = 0
     keep_padding: bool = False
     centring: bool = True
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
