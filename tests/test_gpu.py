@@ -177,7 +177,8 @@ def test_fast_path_equals_the_float64_textbook_form(
     V = conv.weight.detach().double().requires_grad_()
     exact_x = x.detach().double().requires_grad_()
     expected = textbook_bro_convolution(conv.unshuffle(exact_x), V, c_out=c_out, keep_padding=keep, ridge=1e-5)
-    tolerance = 40 * torch.finfo(dtype).eps
+    # In float32 the inverse is that of S moved by a few ulps of its norm.
+    tolerance = (40 if dtype == torch.bfloat16 else 400) * torch.finfo(dtype).eps
     assert (y.double() - expected).norm() <= tolerance * expected.norm()
     g = draw(*y.shape, seed=2).to(dtype)
     ours = torch.autograd.grad((y * g).sum(), (x, conv.weight))

@@ -69,14 +69,14 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         are, which supposes a forward pass inside `frozen` before (`bronet.export` makes it).
         """
         if self._kept is None:
-            return self.derive_at_full_precision(key)
+            return self._derive_at_full_precision(key)
         if torch.compiler.is_exporting():
             return self._kept[key][1]
         state = tuple((t.data_ptr(), t._version, t.dtype) for t in (*self.parameters(), *self.buffers()))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:
             with torch.no_grad():
-                kept = (state, self.derive_at_full_precision(key))
+                kept = (state, self._derive_at_full_precision(key))
             self._kept[key] = kept
         return kept[1]
 
@@ -85,8 +85,7 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         """Whether the layer is inside `frozen`, so that no gradient is wanted for its parameters."""
         return self._kept is not None
 
-    def derive_at_full_precision(self, key: Hashable) -> T:
-        """Compute the derived weights, whatever precision products have around this call."""
+    def _derive_at_full_precision(self, key: Hashable) -> T:
         device = next(self.parameters()).device.type
         with without_autocast(device):
             return self.derive(key)

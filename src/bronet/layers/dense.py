@@ -166,9 +166,12 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         )
         self.reset_parameters()
 
-    def derive(self, key: object) -> DenseFactors:
+    def source(self, key: object) -> Tensor:
         assert isinstance(key, torch.dtype)
-        W = cholesky_orthogonal(self.V(key), ridge=self.ridge)
+        return self.V(key)
+
+    def derive_from(self, source: Tensor) -> DenseFactors:
+        W = cholesky_orthogonal(source, ridge=self.ridge)
         return DenseFactors(W, W)
 
     def forward(self, x: Tensor) -> Tensor:

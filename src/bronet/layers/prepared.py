@@ -54,7 +54,7 @@ class PreparedLayer(DerivedLayer[T]):
 
 
 class PreparedWeightLayer(PreparedLayer[T]):
-    """A layer whose derived weight is computed ahead as a whole, gradient included."""
+    """A layer whose derived weight is computed ahead as a whole, gradient included: `derive_from(source(key))`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +67,17 @@ class PreparedWeightLayer(PreparedLayer[T]):
             return super().derived(key)
         fits, self.last_key = key == self.last_key, key
         return self.prepared_weight.awaited() if fits and self.prepared_weight is not None else super().derived(key)
+
+    def derive(self, key: Hashable) -> T:
+        return self.derive_from(self.source(key))
+
+    @abstractmethod
+    def source(self, key: Hashable) -> Tensor:
+        """Return what the weight is derived from, as the parameters have it."""
+
+    @abstractmethod
+    def derive_from(self, source: Tensor) -> T:
+        """Compute the derived weight."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,13 @@ def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[Besid
     """Give every layer its weight, each beside the others."""
     for layer in layers:
         if layer.last_key is not None:
-            work = Beside(_device_of(layer))
-            with work():
-                layer.prepared_weight = _Prepared(layer.derive_at_full_precision(layer.last_key), work)
+            device = _device_of(layer)
+            with without_autocast(device.type):
+                source = layer.source(layer.last_key)
+                source = source.view_as(source)  # a parameter's own gradient is summed up where its optimiser waits
+                work = Beside(device)
+                with work():
+                    layer.prepared_weight = _Prepared(layer.derive_from(source), work)
             yield work
 
 
