@@ -6,7 +6,7 @@ Rows are written in whole batches, each time the whole file at once. Numbers com
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -40,6 +40,41 @@ class AttackRow:
 
 
 HEADER = tuple(field.name for field in fields(AttackRow))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCounts:
+    """How many of the attacked images are what; `certified` is None where it was not counted."""
+
+    images: int
+    correct: int
+    robust: int
+    refuted: int
+    certified: int | None
+
+    def facts(self) -> dict[str, float]:
+        """Return the counts as the facts of an attack state them."""
+        facts = {
+            "images": self.images,
+            "clean_accuracy": self.correct / self.images,
+            "robust_accuracy": self.robust / self.images,
+            "certified_broken": self.refuted,
+        }
+        if self.certified is not None:
+            facts["certified_accuracy"] = self.certified / self.images
+        return facts
+
+
+def count_rows(rows: Sequence[AttackRow], *, certifies: Callable[[float], bool] | None) -> AttackCounts:
+    """Count the rows; `certifies` says whether a certified l2 radius covers the attack's ball, in whatever norm."""
+    correct = [row for row in rows if row.prediction == row.label]
+    return AttackCounts(
+        images=len(rows),
+        correct=len(correct),
+        robust=sum(row.robust for row in rows),
+        refuted=sum(row.refutes for row in rows),
+        certified=None if certifies is None else sum(certifies(row.radius) for row in correct),
+    )
 
 
 def write_attack_rows(path: Path, rows: Iterable[AttackRow]) -> None:

@@ -13,7 +13,15 @@ import torch
 
 from bronet.attack.auto import require_autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.rows import AttackRow, Json, read_attack_rows, read_facts, write_attack_rows, write_facts
+from bronet.attack.rows import (
+    AttackRow,
+    Json,
+    count_rows,
+    read_attack_rows,
+    read_facts,
+    write_attack_rows,
+    write_facts,
+)
 from bronet.attack.target import AttackPlan, Target
 from bronet.certify.hashes import file_hash, images_hash
 from bronet.certify.network import prove
@@ -89,24 +97,16 @@ def attack_run(
     return AttackedRun(rows, facts, path)
 
 
-def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> Json:
+def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> dict[str, float]:
     """Return clean, empirical and certified accuracy of the attacked images; raise if the last two contradict."""
-    eps, count = parse_budget(plan.eps), len(rows)
-    correct = [row for row in rows if row.prediction == row.label]
-    certified = sum(implied_radius(row.radius, norm=plan.norm, pixels=pixels) > eps for row in correct)
-    robust = sum(row.robust for row in rows)
-    if robust < certified:
+    eps = parse_budget(plan.eps)
+    counts = count_rows(rows, certifies=lambda radius: implied_radius(radius, norm=plan.norm, pixels=pixels) > eps)
+    if counts.certified is not None and counts.robust < counts.certified:
         raise CertificateBrokenError(
-            f"empirical accuracy must be at least the certified one at eps = {plan.eps}, got {robust} robust and "
-            f"{certified} certified of {count} images; a bound is false"
+            f"empirical accuracy must be at least the certified one at eps = {plan.eps}, got {counts.robust} robust "
+            f"and {counts.certified} certified of {counts.images} images; a bound is false"
         )
-    return {
-        "images": count,
-        "clean_accuracy": len(correct) / count,
-        "robust_accuracy": robust / count,
-        "certified_accuracy": certified / count,
-        "certified_broken": 0,
-    }
+    return counts.facts()
 
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:

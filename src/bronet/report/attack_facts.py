@@ -1,10 +1,10 @@
 """The facts of a finished attack are counted again from the rows beside them, before any table shows them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from bronet.attack.rows import AttackRow, Json, read_attack_rows
+from bronet.attack.rows import Json, count_rows, read_attack_rows
 from bronet.errors import BronetError
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
@@ -23,24 +23,16 @@ def check_attack(path: Path, facts: Json, *, pixels: int | None) -> None:
         return
     if not path.name.startswith(f"attack-{facts.get('attack')}-{facts.get('norm')}-"):
         raise BronetError(f"{path} must be named after its attack, got {facts.get('attack')} {facts.get('norm')}")
-    for key, value in _counted(rows, facts, pixels).items():
+    for key, value in count_rows(rows, certifies=_certifies(facts, pixels)).facts().items():
         told = facts.get(key)
         if not (isinstance(told, int | float) and abs(told - value) <= TOLERANCE):  # a NaN is not, either
             raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {told!r}; attack again")
 
 
-def _counted(rows: Sequence[AttackRow], facts: Json, pixels: int | None) -> dict[str, float]:
-    """Return what the rows say of themselves."""
-    correct = [row for row in rows if row.prediction == row.label]
-    counted = {
-        "images": len(rows),
-        "clean_accuracy": len(correct) / len(rows),
-        "robust_accuracy": sum(row.robust for row in rows) / len(rows),
-        "certified_broken": sum(row.refutes for row in rows),
-    }
-    if pixels is not None:
-        eps = parse_budget(str(facts.get("eps")), name="eps")
-        norm: Literal["l2", "linf"] = "linf" if facts.get("norm") == "linf" else "l2"
-        radii = (implied_radius(row.radius, norm=norm, pixels=pixels) for row in correct)
-        counted["certified_accuracy"] = sum(radius > eps for radius in radii) / len(rows)
-    return counted
+def _certifies(facts: Json, pixels: int | None) -> Callable[[float], bool] | None:
+    """Return whether an l2 radius exceeds the attack's budget, as a function; None where that cannot be told."""
+    if pixels is None:
+        return None
+    eps = parse_budget(str(facts.get("eps")), name="eps")
+    norm: Literal["l2", "linf"] = "linf" if facts.get("norm") == "linf" else "l2"
+    return lambda radius: implied_radius(radius, norm=norm, pixels=pixels) > eps
