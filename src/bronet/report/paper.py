@@ -118,7 +118,7 @@ def _of_accuracy(position: int, name: str) -> Quantity:
     return Quantity(
         name,
         lambda row: (row.clean, *row.certified)[position],
-        lambda run: 100 * (run.statistics.clean_accuracy, *(e.accuracy for e in run.statistics.certified))[position],
+        lambda run: run.statistics.percents[position],
         1,
     )
 

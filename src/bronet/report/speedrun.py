@@ -40,7 +40,7 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
     if data not in RECIPES:
         raise BronetError(f"a block speedrun must name one of {', '.join(RECIPES)}, got {data!r}")
     chosen = runs_of(RECIPES[data], list(runs))
-    ours = [statistics.fmean(column) for column in zip(*map(_shares, chosen), strict=True)]
+    ours = [statistics.fmean(column) for column in zip(*(run.statistics.percents for run in chosen), strict=True)]
     cells = [
         ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
         [f"`{RECIPES[data]}`", "ours, proved", joined(ours) if ours else NOT_RUN, ABSENT],
@@ -64,11 +64,6 @@ def _of_paper(data: str) -> list[Other]:
     return found
 
 
-def _shares(run: PublishedRun) -> list[float]:
-    shares = (run.statistics.clean_accuracy, *(entry.accuracy for entry in run.statistics.certified))
-    return [100 * share for share in shares]
-
-
 def _told(runs: Sequence[PublishedRun]) -> list[str]:
     """Return seeds, spread and times of our runs; nothing if there are none."""
     if not runs:
@@ -76,7 +71,7 @@ def _told(runs: Sequence[PublishedRun]) -> list[str]:
     seeds = ", ".join(str(run.recipe.train.seed) for run in runs)
     told = f"Ours: seed {seeds}." if len(runs) == 1 else f"Ours: the mean of seeds {seeds}"
     if len(runs) > 1:
-        spread = [statistics.stdev(column) for column in zip(*map(_shares, runs), strict=True)]
+        spread = [statistics.stdev(column) for column in zip(*(run.statistics.percents for run in runs), strict=True)]
         told += f"; standard deviation of one run {joined(spread)}."
     return [f"{told} " + " ".join(f"{_times(run)} {_naively(run)}" for run in runs)]
 

@@ -41,6 +41,11 @@ class Statistics(NamedTuple):
     certified: tuple[CertifiedAccuracy, ...]
     radius: RadiusDistribution
 
+    @property
+    def percents(self) -> list[float]:
+        """The accuracies as the paper's tables list them: clean, then each radius, in percent."""
+        return [100 * share for share in (self.clean_accuracy, *(entry.accuracy for entry in self.certified))]
+
 
 def compute_statistics(rows: Sequence[Row], eps: Sequence[str]) -> Statistics:
     """Return the statistics of at least one row, certified accuracies in the order of `eps` ("36/255", ...)."""

@@ -107,9 +107,8 @@ def json_summary(summary: Summary) -> str:
 
 
 def paper_line(statistics: Statistics) -> str:
-    """Return the accuracies as the paper's tables list them: clean, then each radius, in percent."""
-    shares = [statistics.clean_accuracy, *(entry.accuracy for entry in statistics.certified)]
-    return " / ".join(f"{100 * share:.1f}" for share in shares)
+    """Return the accuracies as the paper's tables list them, in one line."""
+    return " / ".join(f"{value:.1f}" for value in statistics.percents)
 
 
 def _implied(summary: Summary) -> Json:
