@@ -1,4 +1,4 @@
-"""Whole training steps and inference of the paper's networks, beside what its published code takes on one H200."""
+"""Whole training steps and inference of a recipe, beside what the paper's published code takes on one H200."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,14 +37,20 @@ GPU_SUBJECTS = (
 CPU_SUBJECTS = (Subject("cifar10/bronet-small", TRAINING, None), Subject("cifar10/bronet-small", INFERENCE, None))
 
 
+def subjects_of(recipe: str, known: tuple[Subject, ...]) -> tuple[Subject, ...]:
+    """Return both subjects of a recipe, with the published code's time where the known ones have it."""
+    both = (Subject(recipe, TRAINING, None), Subject(recipe, INFERENCE, None))
+    published = {(subject.recipe, subject.kind): subject for subject in known}
+    return tuple(published.get((subject.recipe, subject.kind), subject) for subject in both)
+
+
 def bench_step(
     subjects: tuple[Subject, ...], device: torch.device, *, repeats: int, batch: int | None = None
 ) -> Iterator[tuple[Subject, TimingRow]]:
     """Yield a row for each subject: bf16 products on a GPU, float32 on a CPU; pixels are random."""
     for subject in subjects:
-        recipe = named_recipe(subject.recipe)
-        if device.type == "cuda":
-            recipe = override(recipe, ["train.precision=bf16"])
+        precision = "bf16" if device.type == "cuda" else "float32"
+        recipe = override(named_recipe(subject.recipe), [f"train.precision={precision}"])
         if batch is not None:
             recipe = replace(recipe, train=replace(recipe.train, batch_size=batch))
         take = _training if subject.kind == TRAINING else _inference

@@ -75,22 +75,32 @@ def step(
     device: DeviceOption = Device.AUTO,
     repeats: Repeats = 10,
     out: Out = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Time this recipe, as `bronet recipes` lists it. Default: some of the paper's, a small one on a CPU.",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
 ) -> None:
-    """Time training steps and inference of the paper's networks.
+    """Time training steps and inference of recipes.
 
-    Example:  bronet bench step --batch 32
+    Example:  bronet bench step --recipe digits/quickstart --batch 32
 
-    On a GPU the published code's time on one H200 stands beside each row.
+    Products are in bf16 on a GPU, in float32 on a CPU. On a GPU the published code's time on one H200 stands beside
+    each row that has one, unless --batch is given. Writes nothing unless --out names a file.
     """
     import torch
 
-    from bronet.bench.step import CPU_SUBJECTS, GPU_SUBJECTS, bench_step
+    from bronet.bench.step import CPU_SUBJECTS, GPU_SUBJECTS, bench_step, subjects_of
     from bronet.bench.timing import write_timings
     from bronet.cli.console import facts_table, open_console
 
     place = torch.device(device_name(device))
-    subjects = GPU_SUBJECTS if place.type == "cuda" else CPU_SUBJECTS
+    known = GPU_SUBJECTS if place.type == "cuda" else CPU_SUBJECTS
+    subjects = known if recipe is None else subjects_of(recipe, known)
     rows, facts = [], []
     for subject, row in bench_step(subjects, place, repeats=repeats, batch=batch):
         rows.append(row)

@@ -1,0 +1,62 @@
+"""`bronet bench step`: what it times, what it writes and how it refuses."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bronet.bench import step
+from bronet.cli import app
+from bronet.cli.exit_status import ExitStatus
+from bronet.recipe import named_recipe, override
+
+QUICK = "digits/quickstart"
+pytestmark = pytest.mark.usefixtures("one_thread")
+terminal = CliRunner()
+
+
+def test_a_named_recipe_is_timed_instead_of_the_default_ones(tmp_path: Path) -> None:
+    out = tmp_path / "step.csv"
+    words = ["--recipe", QUICK, "--batch", "2", "--repeats", "1", "--device", "cpu", "--out", str(out)]
+    result = terminal.invoke(app, ["bench", "step", *words])
+    assert result.exit_code == 0, result.output
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["subject"] for row in rows] == [f"{QUICK}, training step", f"{QUICK}, inference"]
+    for row in rows:
+        assert (row["shape"], row["dtype"], row["repeats"]) == ("1 x 8 x 8, batch 2", "float32", "1")
+        assert f"{row['subject']}, {row['shape']}" in result.stdout
+
+
+def test_an_unknown_recipe_is_refused_as_training_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench = terminal.invoke(app, ["bench", "step", "--recipe", "digits/quikstart", "--out", "step.csv"])
+    train = terminal.invoke(app, ["train", "digits/quikstart"])
+    assert bench.exit_code == train.exit_code == ExitStatus.USER_ERROR
+    assert bench.output == train.output
+    assert len(bench.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_in_bf16_is_timed_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = override(named_recipe(QUICK), ["train.precision=bf16"])
+    monkeypatch.setattr(step, "named_recipe", lambda name: recipe)
+    found = step.bench_step(step.subjects_of(QUICK, ()), torch.device("cpu"), repeats=1, batch=2)
+    assert [row.dtype for _, row in found] == ["float32", "float32"]
+
+
+def test_a_recipe_keeps_the_published_time_that_is_known_of_it() -> None:
+    medium = step.subjects_of("cifar10/bronet-m", step.GPU_SUBJECTS)
+    assert [(subject.kind, subject.published_ms) for subject in medium] == [
+        (step.TRAINING, 190.0),
+        (step.INFERENCE, 30.5),
+    ]
+    assert [subject.published_ms for subject in step.subjects_of(QUICK, step.GPU_SUBJECTS)] == [None, None]
+
+
+def test_help_gives_an_example_and_what_is_written() -> None:
+    shown = terminal.invoke(app, ["bench", "step", "--help"])
+    assert "Example:  bronet bench step --recipe" in shown.stdout
+    assert "Writes nothing unless --out names a file" in " ".join(shown.stdout.split())
