@@ -16,13 +16,13 @@ from bronet.certify.run import certify_run
 from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
-from bronet.recipe import named_recipe
+from bronet.recipe import BRONetArchitecture, named_recipe
 from bronet.report.aligned import joined
 from bronet.report.evidence import read_evidence
 from bronet.report.fill import every_run
 from bronet.report.paper import paper_table, reproduced
 from bronet.report.published import published_runs
-from bronet.report.speedrun import RECIPES, speedrun_table
+from bronet.report.speedrun import RECIPES, knob_table, speedrun_table
 from published_rows import publish_rows
 from tiny_run import train_tiny_run
 
@@ -70,6 +70,31 @@ def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
     assert "mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
     told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s."
     assert told in table
+
+
+def test_the_knob_lists_every_run_by_its_budget_and_marks_those_of_the_recipe(fast: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(fast, results)
+    recipe = named_recipe(FAST)
+    assert isinstance(recipe.model, BRONetArchitecture)
+    wide = replace(recipe, loss=replace(recipe.loss, emma_eps="144/255"), model=replace(recipe.model, mirrored=False))
+    publish_rows(results / "far", wide, (0.5, 0.4, 0.3, 0.25), seconds=60.0)
+    lines = knob_table("cifar10", published_runs(results)).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "`far`",
+        "`cifar10-bronet-m-fast/seed-0`, the recipe",
+        "`cifar10-bronet-m-fast/seed-1`, the recipe",
+    ]
+    assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == [
+        "144/255",
+        f"{recipe.train.epochs} x {recipe.train.batch_size}",
+        "no",
+        "50.0 / 40.0 / 30.0 / 25.0",
+        "1 min 0 s",
+    ]
+    assert knob_table("cifar100", published_runs(results)) == "not run\n"
+    with pytest.raises(BronetError, match="knob must name one of cifar10, cifar100, got 'mnist'"):
+        knob_table("mnist", [])
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:

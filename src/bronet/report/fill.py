@@ -5,8 +5,8 @@
     <!-- end -->
 
 Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
-`run FOLDER`, `speedrun DATA` (the short schedule beside published rows) and `tuning` (the log of tuning runs). Text
-outside of the markers is written by hand and never touched.
+`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `knob DATA` (all runs of that schedule) and
+`tuning` (the log of tuning runs). Text outside of the markers is written by hand and never touched.
 """
 
 import re
@@ -17,7 +17,7 @@ from bronet.errors import BronetError
 from bronet.report.aligned import aligned
 from bronet.report.paper import all_tables, paper_table, reproduced
 from bronet.report.published import PublishedRun
-from bronet.report.speedrun import speedrun_table
+from bronet.report.speedrun import knob_table, speedrun_table
 from bronet.report.table import ABSENT, markdown_table, paper_line, summarize
 from bronet.report.tuning import TuningRow, tuning_table
 
@@ -58,7 +58,10 @@ def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow
         return markdown_table([summarize(_named(rest, runs).evidence)])
     if word == "speedrun":
         return speedrun_table(rest, runs)
-    raise BronetError(f"a block must be {', '.join(whole)}, table N, run FOLDER or speedrun DATA, got {what!r}")
+    if word == "knob":
+        return knob_table(rest, runs)
+    kinds = f"{', '.join(whole)}, table N, run FOLDER, speedrun DATA or knob DATA"
+    raise BronetError(f"a block must be {kinds}, got {what!r}")
 
 
 def every_run(runs: Sequence[PublishedRun]) -> str:

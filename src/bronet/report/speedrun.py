@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.printed import duration_text
+from bronet.recipe.architecture import BRONetArchitecture
 from bronet.recipe.paper_table import paper_rows
+from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned, joined
 from bronet.report.paper import NOT_RUN, row_label
-from bronet.report.published import BUDGETS, PublishedRun, runs_of
+from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, runs_of
 from bronet.report.statistics import compute_statistics
 from bronet.report.table import ABSENT
 
@@ -37,18 +39,52 @@ LATER = {"cifar10": (Other("LipNeXt-64M", "Hu et al., ICLR 2026", (81.5, 71.2, 5
 
 def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
     """Return the comparison for a data set as Markdown, with what ours rests on below it."""
-    if data not in RECIPES:
-        raise BronetError(f"a block speedrun must name one of {', '.join(RECIPES)}, got {data!r}")
-    chosen = runs_of(RECIPES[data], list(runs))
+    recipe = _recipe_of(data)
+    chosen = runs_of(recipe, list(runs))
     ours = [statistics.fmean(column) for column in zip(*(run.statistics.percents for run in chosen), strict=True)]
     cells = [
         ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
-        [f"`{RECIPES[data]}`", "ours, proved", joined(ours) if ours else NOT_RUN, ABSENT],
+        [f"`{recipe}`", "ours, proved", joined(ours) if ours else NOT_RUN, ABSENT],
     ]
     for other in (*_of_paper(data), *LATER.get(data, ())):
         apart = [mine - theirs for mine, theirs in zip(ours, other.shares, strict=True)] if ours else []
         cells.append([other.name, other.source, joined(other.shares), joined(apart, "+") if apart else ABSENT])
     return "\n\n".join([aligned(cells).rstrip(), *_told(chosen)]) + "\n"
+
+
+def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
+    """Return every run under the recipe's name as Markdown, whatever was changed in it, by EMMA's budget.
+
+    The budget is the knob between clean accuracy and certified accuracy at large radii; the other columns say what else
+    differs. Only whole test sets count.
+    """
+    recipe = _recipe_of(data)
+    chosen = [
+        run
+        for run in runs
+        if run.recipe.name == recipe and run.evidence.certificate.images == TEST_IMAGES[run.recipe.data.name]
+    ]
+    chosen.sort(key=lambda run: (-parse_budget(run.recipe.loss.emma_eps), run.recipe.train.epochs, run.folder))
+    cells = [["run", "EMMA's budget", "epochs x batch", "mirrored", "clean / 36 / 72 / 108", "training"]]
+    for run in chosen:
+        train, model = run.recipe.train, run.recipe.model
+        cells.append(
+            [
+                f"`{run.folder}`" + ("" if run.remark else ", the recipe"),
+                run.recipe.loss.emma_eps,
+                f"{train.epochs} x {train.batch_size}",
+                "yes" if isinstance(model, BRONetArchitecture) and model.mirrored else "no",
+                joined(run.statistics.percents),
+                duration_text(run.evidence.training_seconds),
+            ]
+        )
+    return aligned(cells) if chosen else f"{NOT_RUN}\n"
+
+
+def _recipe_of(data: str) -> str:
+    if data not in RECIPES:
+        raise BronetError(f"a block speedrun or knob must name one of {', '.join(RECIPES)}, got {data!r}")
+    return RECIPES[data]
 
 
 def _of_paper(data: str) -> list[Other]:
