@@ -1,7 +1,7 @@
 """Recipes of our own, not the paper's: small runs for a CPU, and short schedules for one GPU ("-fast").
 
 The short schedule was found on held-out images with a BRONet of half the width, and run with BRONet-M on CIFAR-10:
-about a quarter of an hour of one H200 (docs/speedrun.md). Recipes for other networks and images take it over unchanged.
+thirteen minutes of one H200 (docs/speedrun.md). Recipes for other networks and images take it over unchanged.
 """
 
 from collections.abc import Iterator
