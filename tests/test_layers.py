@@ -19,7 +19,9 @@ from bronet.layers import (
     OrthogonalHead,
     PixelUnshuffle,
 )
+from bronet.layers.base import batch_first
 from bronet.layers.regularized_conv import convolve_patches
+from bronet.layers.shape import _MovedWindows, cut_windows
 from jacobian import singular_values
 
 KINDS = ["normal", "zero", "duplicate", "tiny", "huge", "kaiming"]
@@ -198,6 +200,21 @@ def test_last_layer_has_unit_rows_and_gaps_between_them() -> None:
     proved = head.proved_head((5,))
     assert (proved.gaps >= head.gaps()).all()
     assert_close(proved.gaps, head.gaps().detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("images", [8, 3])
+def test_moving_four_numbers_at_a_time_is_moving_them(dtype: torch.dtype, images: int) -> None:
+    """What a pixel unshuffle does on a GPU: three images cannot be moved by fours, and are moved one by one."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 12, 5, images, generator=generator).to(dtype).permute(3, 2, 0, 1).requires_grad_()
+    windows = cut_windows(x, 4)
+    moved = _MovedWindows.apply(windows)
+    assert moved.is_contiguous()
+    assert torch.equal(batch_first(moved.flatten(2, 4)), PixelUnshuffle(4)(x))
+    g = torch.randn(moved.shape, generator=generator).to(dtype)
+    ours, own = (torch.autograd.grad(y, x, g)[0] for y in (moved, windows.permute(0, 2, 4, 1, 3, 5)))
+    assert torch.equal(ours, own)
 
 
 @pytest.mark.parametrize("kind", [LastLayerNormalized, OrthogonalHead])
