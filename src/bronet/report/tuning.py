@@ -6,7 +6,7 @@ collects the lines from run folders; a person writes the verdicts.
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -76,15 +76,19 @@ def read_tuning(path: Path) -> list[TuningRow]:
 def tuning_table(rows: Sequence[TuningRow]) -> str:
     """Return the log as Markdown: shares in percent, and the difference in points to the run of `against`.
 
-    What all runs have in common stands below the table; seconds and training accuracy are in the file only.
+    Runs of one network, length and number of held-out images share a table, with what they have in common below it;
+    seconds and training accuracy are in the file only.
     """
     if not rows:
         return f"Tuning runs: {NOT_RUN}.\n"
     named = {row.run: row for row in rows}
-    same = len({_size(row) for row in rows}) == 1
-    cells = [
-        ["run", "changed", *([] if same else ["network"]), "clean / 36 / 72 / 108", "against", "difference", "verdict"]
-    ]
+    kinds = dict.fromkeys((_size(row), row.images_held_out) for row in rows)
+    tables = (_table([row for row in rows if (_size(row), row.images_held_out) == kind], named) for kind in kinds)
+    return "\n".join(tables)
+
+
+def _table(rows: Sequence[TuningRow], named: Mapping[str, TuningRow]) -> str:
+    cells = [["run", "changed", "clean / 36 / 72 / 108", "against", "difference", "verdict"]]
     for row in rows:
         base = named.get(row.against)
         apart = [100 * (mine - other) for mine, other in zip(row.shares, base.shares, strict=True)] if base else []
@@ -92,15 +96,13 @@ def tuning_table(rows: Sequence[TuningRow]) -> str:
             [
                 f"`{row.run}`",
                 row.changed or ABSENT,
-                *([] if same else [_size(row)]),
                 joined([100 * share for share in row.shares]),
                 f"`{row.against}`" if base else ABSENT,
                 joined(apart, "+") or ABSENT,
                 row.verdict or ABSENT,
             ]
         )
-    common = f"All runs: {_size(rows[0])}. " if same else ""
-    return f"{aligned(cells)}\n{common}{_remark(rows)}\n"
+    return f"{aligned(cells)}\nAll runs: {_size(rows[0])}. {_remark(rows)}\n"
 
 
 def _size(row: TuningRow) -> str:
@@ -110,13 +112,13 @@ def _size(row: TuningRow) -> str:
 
 def _remark(rows: Sequence[TuningRow]) -> str:
     """Return on what the numbers rest, and how far chance alone can move one of them."""
-    counts = sorted({row.images_held_out for row in rows})
+    images = rows[0].images_held_out
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
     commits = ", ".join(dict.fromkeys(_short(row.commit) for row in rows if row.commit)) or "unknown"
-    error = 50 / math.sqrt(counts[0])  # the largest there is, that of a share of one half
+    error = 50 / math.sqrt(images)  # the largest there is, that of a share of one half
     return (
-        f"Percent of {' or '.join(f'{count:,}' for count in counts)} held-out training images; the standard error of "
-        f"one number is up to {error:.1f} points. Device: {devices}. Commits: {commits}."
+        f"Percent of {images:,} held-out training images; the standard error of one number is up to {error:.1f} "
+        f"points. Device: {devices}. Commits: {commits}."
     )
 
 
