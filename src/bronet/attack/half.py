@@ -10,42 +10,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bronet.attack.judge import per_image
+
 # The largest entry of an image's gradient at the logits: far from the largest half (65504), and from the smallest.
 _SIZE = 256.0
 
 
-class _Factors:
-    """What the gradient of each image was multiplied by, in the backward pass that is under way."""
+class _Gradients:
+    """Hooks of one forward pass: at the logits the gradient of each image comes to size, at the pixels back."""
 
-    value: Tensor
+    factors: Tensor  # of the backward pass that is under way
 
+    def to_size(self, gradient: Tensor) -> Tensor:
+        largest = gradient.abs().amax(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        self.factors = largest / _SIZE
+        return gradient / self.factors[:, None]
 
-class _AtLogits(torch.autograd.Function):
-    """The identity; its backward pass brings the gradient of each image to size."""
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, factors: _Factors) -> Tensor:  # type: ignore[no-untyped-def, override]
-        ctx.factors = factors
-        return logits.view_as(logits)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
-        largest = grads[0].abs().amax(dim=1).clamp_min(torch.finfo(grads[0].dtype).tiny)
-        ctx.factors.value = largest / _SIZE
-        return grads[0] / ctx.factors.value[:, None], None
-
-
-class _AtPixels(torch.autograd.Function):
-    """The identity; its backward pass returns gradients to their own size."""
-
-    @staticmethod
-    def forward(ctx, pixels: Tensor, factors: _Factors) -> Tensor:  # type: ignore[no-untyped-def, override]
-        ctx.factors = factors
-        return pixels.view_as(pixels)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
-        return grads[0] * ctx.factors.value.view(-1, *[1] * (grads[0].ndim - 1)), None
+    def to_own_size(self, gradient: Tensor) -> Tensor:
+        return gradient * per_image(self.factors, gradient)
 
 
 def in_half_precision(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -55,11 +37,13 @@ def in_half_precision(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     """
 
     def searched(pixels: Tensor) -> Tensor:
-        factors = _Factors()
-        device = pixels.device.type
+        seen, device = pixels.view_as(pixels), pixels.device.type
         with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda", cache_enabled=False):
-            logits = model(_AtPixels.apply(pixels, factors))
-        scaled: Tensor = _AtLogits.apply(logits.to(pixels.dtype), factors)
-        return scaled
+            logits = model(seen).to(pixels.dtype)
+        if seen.requires_grad and logits.requires_grad:
+            gradients = _Gradients()
+            seen.register_hook(gradients.to_own_size)
+            logits.register_hook(gradients.to_size)
+        return logits
 
     return searched

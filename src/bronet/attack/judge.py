@@ -53,10 +53,10 @@ def into_ball(
     for _ in range(3):  # once shrinks, rounding may need a second time
         length = _length(delta, norm)
         shrink = torch.where(length > eps, eps * (1 - 2.0**-40) / length.clamp_min(torch.finfo(torch.float64).tiny), 1)
-        delta = (images + _column(shrink, delta) * delta).clamp(0, 1) - images
+        delta = (images + per_image(shrink, delta) * delta).clamp(0, 1) - images
     point = images + delta
     inside = _length(point - images, norm) <= eps
-    return torch.where(_column(inside, point), point, images)
+    return torch.where(per_image(inside, point), point, images)
 
 
 def distances(
@@ -74,5 +74,6 @@ def _length(delta: Float[Tensor, "b *pixels"], norm: Norm) -> Float[Tensor, " b"
     return length * (1 + (rows.shape[1] + 8) * torch.finfo(torch.float64).eps)
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
+def per_image(values: Tensor, like: Tensor) -> Tensor:
+    """Return a view of one value for each image that multiplies or selects whole images."""
     return values.reshape(-1, *[1] * (like.ndim - 1))

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bronet.attack.judge import per_image
 from bronet.errors import BronetError
 from bronet.losses import logit_margin
 
@@ -98,10 +99,10 @@ class _Search:
             for step in range(self.steps + 1):
                 loss, gradient = _loss_and_gradient(model, current, labels)
                 better = loss > best_loss
-                best = torch.where(_per_image(better, best), current, best)
+                best = torch.where(per_image(better, best), current, best)
                 best_loss = torch.where(better, loss.double(), best_loss)
                 if step < self.steps:
-                    move = _per_image(stride, current) * ball.direction(gradient.double())
+                    move = per_image(stride, current) * ball.direction(gradient.double())
                     current = ball.project(current.double() + move, images, budget)
         with torch.no_grad():
             success = model(best).argmax(dim=1) != labels
@@ -134,7 +135,7 @@ def _project_l2(
     delta = proposed - images.double()
     length = delta.flatten(1).norm(dim=1)
     shrink = torch.where(length > reach, reach / length.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
-    return (images.double() + _per_image(shrink, delta) * delta).to(images.dtype).clamp(0, 1)
+    return (images.double() + per_image(shrink, delta) * delta).to(images.dtype).clamp(0, 1)
 
 
 def _project_linf(
@@ -142,14 +143,14 @@ def _project_linf(
 ) -> Float[Tensor, "b *pixels"]:
     """Return the proposal moved into the ball and into [0, 1]; a cube smaller by two epsilons survives storing."""
     reach = (budget - 2 * torch.finfo(images.dtype).eps).clamp(min=0)
-    wide, limit = images.double(), _per_image(reach, images)
+    wide, limit = images.double(), per_image(reach, images)
     return torch.clamp(proposed, wide - limit, wide + limit).to(images.dtype).clamp(0, 1)
 
 
 def _unit(wide: Float[Tensor, "b *pixels"]) -> Float[Tensor, "b *pixels"]:
     """Return the direction with length 1, and 0 where it vanishes."""
     length = wide.flatten(1).norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
-    return wide / _per_image(length, wide)
+    return wide / per_image(length, wide)
 
 
 def _start_l2(
@@ -160,7 +161,7 @@ def _start_l2(
     normal = torch.randn(images.shape, generator=generator, dtype=torch.float64, device=device).to(images.device)
     share = torch.rand(images.shape[:1], generator=generator, dtype=torch.float64, device=device)
     length = budget * share.to(images.device) ** (1 / images[0].numel())
-    return _project_l2(images.double() + _per_image(length, normal) * _unit(normal), images, budget)
+    return _project_l2(images.double() + per_image(length, normal) * _unit(normal), images, budget)
 
 
 def _start_linf(
@@ -169,7 +170,7 @@ def _start_linf(
     """Return points drawn uniformly from the cubes, then clamped to [0, 1]."""
     device = images.device if generator is None else generator.device
     share = 2 * torch.rand(images.shape, generator=generator, dtype=torch.float64, device=device) - 1
-    return _project_linf(images.double() + _per_image(budget, images) * share.to(images.device), images, budget)
+    return _project_linf(images.double() + per_image(budget, images) * share.to(images.device), images, budget)
 
 
 class _Ball(NamedTuple):
@@ -183,10 +184,6 @@ class _Ball(NamedTuple):
 
 L2 = _Ball(_unit, _project_l2, _start_l2, lambda rows: rows.norm(dim=1))
 LINF = _Ball(torch.sign, _project_linf, _start_linf, lambda rows: rows.abs().amax(dim=1))
-
-
-def _per_image(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _checked_budget(images: Tensor, eps: float | Tensor) -> Float[Tensor, " b"]:

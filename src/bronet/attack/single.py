@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.attack.judge import Logits, distances, into_ball
+from bronet.attack.judge import Logits, distances, into_ball, per_image
 from bronet.attack.pgd import l2_pgd
 from bronet.certify.network import ProvedNetwork
 from bronet.layers import frozen
@@ -102,9 +102,8 @@ def drawn_nearer(
     wrong = logits(points).argmax(dim=1) != labels
     for _ in range(HALVINGS if bool(wrong.any()) else 0):
         middle = (low + high) / 2
-        column = middle.reshape(-1, *[1] * (images.ndim - 1))
-        tried = (images + column * (points - images)).clamp(0, 1)
+        tried = (images + per_image(middle, images) * (points - images)).clamp(0, 1)
         still = wrong & (logits(tried).argmax(dim=1) != labels)
-        best = torch.where(still.reshape(column.shape), tried, best)
+        best = torch.where(per_image(still, images), tried, best)
         low, high = torch.where(still, low, middle), torch.where(still, middle, high)
     return best

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from bronet.bench.layer import LayerShape, training_step
-from bronet.bench.timing import TimingRow, timing_row
+from bronet.bench.timing import TimingRow, forget_earlier_memory, timing_row
 from bronet.layers import BROConv2d
 from bronet.ortho.precision import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
@@ -46,9 +46,7 @@ def at(base: LayerShape, axis: str, value: int) -> LayerShape:
 
 
 def _point(shape: LayerShape, axis: str, device: torch.device, repeats: int) -> TimingRow:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget_earlier_memory(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     conv = BROConv2d(shape.channels, shape.channels, KERNEL, rank=shape.rank, residual_depth=12, device=device)
     x = torch.randn(shape.size, shape.size, shape.channels, shape.batch, device=device, dtype=dtype)

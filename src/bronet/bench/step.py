@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bronet.bench.timing import TimingRow, measure, timing_row
+from bronet.bench.timing import TimingRow, forget_earlier_memory, measure, timing_row
 from bronet.layers import frozen
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe, override
@@ -70,15 +70,8 @@ def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.T
     return pixels, labels
 
 
-def _forget_earlier_memory(device: torch.device) -> None:
-    """Let the peak be that of what is timed next."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
-    _forget_earlier_memory(device)
+    forget_earlier_memory(device)
     model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).train()
     optimizer = optimizer_for(recipe.optim, model)
     step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
@@ -103,7 +96,7 @@ def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
 
 @torch.no_grad()
 def _inference(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
-    _forget_earlier_memory(device)
+    forget_earlier_memory(device)
     model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).eval()
     pixels, _ = _inputs(recipe, device)
     bf16 = recipe.train.precision == "bf16"

@@ -14,6 +14,7 @@ import torch
 
 from bronet.atomic import replace_bytes
 from bronet.bench.row_file import csv_text
+from bronet.layers.streams import Beside
 
 WARM_UP = 3
 GIB = 2**30
@@ -45,7 +46,7 @@ def device_name(device: torch.device) -> str:
 def measure(function: Callable[[], object], device: torch.device, *, repeats: int, record: bool = True) -> list[float]:
     """Return the milliseconds of each repeat of the function, warmed up."""
     if device.type == "cuda":
-        return _measure_cuda(function, repeats=repeats, record=record)
+        return _measure_cuda(function, device, repeats=repeats, record=record)
     for _ in range(WARM_UP):
         function()
     times = []
@@ -56,13 +57,12 @@ def measure(function: Callable[[], object], device: torch.device, *, repeats: in
     return times
 
 
-def _measure_cuda(function: Callable[[], object], *, repeats: int, record: bool) -> list[float]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def _measure_cuda(function: Callable[[], object], device: torch.device, *, repeats: int, record: bool) -> list[float]:
+    beside = Beside(device)
+    with beside():
         for _ in range(WARM_UP):
             function()
-    torch.cuda.current_stream().wait_stream(side)
+    beside.wait()
     run = function
     if record:
         graph = torch.cuda.CUDAGraph()
@@ -79,6 +79,13 @@ def _measure_cuda(function: Callable[[], object], *, repeats: int, record: bool)
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))  # type: ignore[no-untyped-call]
     return times
+
+
+def forget_earlier_memory(device: torch.device) -> None:
+    """Let the peak memory of the next row be its own."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def timing_row(

@@ -17,7 +17,7 @@ from bronet.report.aligned import aligned, joined
 from bronet.report.paper import NOT_RUN, row_label
 from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, runs_of
 from bronet.report.statistics import compute_statistics
-from bronet.report.table import ABSENT
+from bronet.report.table import ABSENT, paper_line
 
 RECIPES = {data: f"{data}/bronet-m-fast" for data in ("cifar10", "cifar100")}
 """The recipe of each data set."""
@@ -74,7 +74,7 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
                 run.recipe.loss.emma_eps,
                 f"{train.epochs} x {train.batch_size}",
                 "yes" if isinstance(model, BRONetArchitecture) and model.mirrored else "no",
-                joined(run.statistics.percents),
+                paper_line(run.statistics),
                 duration_text(run.evidence.training_seconds),
             ]
         )

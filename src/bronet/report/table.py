@@ -17,6 +17,7 @@ from rich.text import Text
 from bronet.printed import bound_text
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
+from bronet.report.aligned import joined
 from bronet.report.classes import per_class
 from bronet.report.evidence import Evidence, Json
 from bronet.report.statistics import Statistics, compute_statistics
@@ -108,7 +109,7 @@ def json_summary(summary: Summary) -> str:
 
 def paper_line(statistics: Statistics) -> str:
     """Return the accuracies as the paper's tables list them, in one line."""
-    return " / ".join(f"{value:.1f}" for value in statistics.percents)
+    return joined(statistics.percents)
 
 
 def _implied(summary: Summary) -> Json:

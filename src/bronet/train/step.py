@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from bronet.layers.streams import Beside
 from bronet.models import CertifiableModel
 from bronet.ortho.precision import float32_products
 from bronet.recipe.schema import Recipe
@@ -84,11 +85,10 @@ class TrainStep:
         self.pixels.copy_(pixels)
         self.labels.copy_(labels)
         if self.ordinary_steps < _WARM_UP:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            beside = Beside(self.device)
+            with beside():
                 self._compute(self.pixels, self.labels)
-            torch.cuda.current_stream().wait_stream(side)
+            beside.wait()
             self.ordinary_steps += 1
             return
         self.optimizer.zero_grad()
