@@ -86,13 +86,22 @@ class Tab:
         return str(self.run(f"document.querySelector({selector!r}).innerText"))
 
     def click(self, selector: str) -> None:
+        x, y = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def _middle(self, selector: str) -> list[float]:
+        """Scroll an element into view and return its middle, once it stays there: a page may be scrolling itself."""
         place = f"document.querySelector({selector!r})"
-        x, y = self.run(
+        script = (
             f"(() => {{ {place}.scrollIntoView({{block: 'center', behavior: 'instant'}}); const box = {place}"
             ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        before: list[float] = []
+        while (middle := self.run(script)) != before:
+            before = middle
+            time.sleep(0.1)
+        return before
 
     def press(self, key: str) -> None:
         for kind in ("rawKeyDown", "keyUp"):
