@@ -7,7 +7,7 @@ thirteen minutes of one H200 (docs/speedrun.md). Recipes for other networks and 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bronet.recipe.architecture import NAMED, BRONetArchitecture
+from bronet.recipe.architecture import BRONET_S, NAMED, BRONetArchitecture
 from bronet.recipe.bronet_recipes import bronet_recipes
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 
@@ -40,17 +40,24 @@ def small_recipes() -> Iterator[Recipe]:
 
 
 def fast_recipes() -> Iterator[Recipe]:
-    """Yield the paper's networks, mirrored, with a quarter of its epochs, and Muon for NAdam with Lookahead."""
+    """Yield the paper's networks, and one that is small enough to be in the package, with the short schedule."""
     for recipe in bronet_recipes():
         if recipe.name in FAST_OF and isinstance(recipe.model, BRONetArchitecture):
-            yield replace(
-                recipe,
-                name=f"{recipe.name}-fast",
-                model=replace(recipe.model, mirrored=True),
-                loss=replace(recipe.loss, emma_eps=FAST_BUDGET),
-                optim=FAST_OPTIMIZER,
-                train=replace(recipe.train, epochs=FAST_EPOCHS, batch_size=FAST_BATCH, precision="bf16"),
-            )
+            yield _fast(recipe, recipe.model, name=f"{recipe.name}-fast")
+            if recipe.name == "cifar10/bronet-m":
+                yield _fast(recipe, BRONET_S, name="cifar10/bronet-s-fast")
+
+
+def _fast(recipe: Recipe, model: BRONetArchitecture, *, name: str) -> Recipe:
+    """Return a recipe with a network, mirrored, a quarter of the epochs, and Muon for NAdam with Lookahead."""
+    return replace(
+        recipe,
+        name=name,
+        model=replace(model, mirrored=True),
+        loss=replace(recipe.loss, emma_eps=FAST_BUDGET),
+        optim=FAST_OPTIMIZER,
+        train=replace(recipe.train, epochs=FAST_EPOCHS, batch_size=FAST_BATCH, precision="bf16"),
+    )
 
 
 def _digits() -> Recipe:
