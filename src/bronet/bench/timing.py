@@ -3,6 +3,7 @@
 Recording removes the gaps between kernel launches, on both sides of a comparison alike.
 """
 
+import gc
 import platform
 import statistics
 import time
@@ -84,6 +85,7 @@ def _measure_cuda(function: Callable[[], object], device: torch.device, *, repea
 def forget_earlier_memory(device: torch.device) -> None:
     """Let the peak memory of the next row be its own."""
     if device.type == "cuda":
+        gc.collect()  # a recorded step refers to itself, and keeps its memory until then
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
