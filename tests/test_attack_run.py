@@ -66,9 +66,12 @@ def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certif
     with pytest.raises(KeyboardInterrupt):
         attack_run(copy, PLAN, limit=IMAGES, progress=stop)
     assert len(read_attack_rows(copy / f"{PLAN.name}.csv")) == PLAN.batch_size
+    facts = copy / f"{PLAN.name}.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"seconds": 1000.0}))
     attacked: list[int] = []
     assert attack_run(copy, PLAN, limit=IMAGES, progress=attacked.append).rows == whole.rows
     assert attacked == [16, 24]
+    assert 1000 < json.loads(facts.read_text())["seconds"] < 1500, "the seconds of both parts"
 
 
 def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(

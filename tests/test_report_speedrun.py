@@ -72,18 +72,21 @@ def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
     assert told in table
 
 
-def test_the_knob_lists_every_run_by_its_budget_and_marks_those_of_the_recipe(fast: Path, tmp_path: Path) -> None:
+def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recipe(fast: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     shutil.copytree(fast, results)
     recipe = named_recipe(FAST)
     assert isinstance(recipe.model, BRONetArchitecture)
     wide = replace(recipe, loss=replace(recipe.loss, emma_eps="144/255"), model=replace(recipe.model, mirrored=False))
     publish_rows(results / "far", wide, (0.5, 0.4, 0.3, 0.25), seconds=60.0)
+    publish_rows(results / "small", named_recipe("cifar10/bronet-s-fast"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
+    publish_rows(results / "long", named_recipe("cifar10/bronet-m"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
     lines = knob_table("cifar10", published_runs(results)).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in lines] == [
         "`far`",
         "`cifar10-bronet-m-fast/seed-0`, the recipe",
         "`cifar10-bronet-m-fast/seed-1`, the recipe",
+        "`small`, the recipe",
     ]
     assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == [
         "144/255",

@@ -4,6 +4,7 @@ An attack that is stopped goes on where it was. A certified image that is broken
 of rows or this program is wrong, and no report may hide it.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def attack_run(
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
     settings: Json = {**plan.__dict__, "weights_sha256": file_hash(run.weights)}
     rows = [] if overwrite else _rows_so_far(path, facts_path, settings)
+    earlier = _seconds_of(rows, facts_path)
 
     start = time.perf_counter()
     with frozen(model):
@@ -80,7 +82,7 @@ def attack_run(
         for line in warnings:
             if warn is not None:
                 warn(line)
-        facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings}
+        facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings, "seconds": earlier}
         write_facts(facts_path, facts)
         _stop_if_refuted(rows, path)
         done = {row.index for row in rows}
@@ -88,11 +90,12 @@ def attack_run(
         for index in waiting.split(plan.batch_size):
             rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
             write_attack_rows(path, rows)
+            facts["seconds"] = round(earlier + time.perf_counter() - start, 3)
+            write_facts(facts_path, facts)
             _stop_if_refuted(rows, path)
             if progress is not None:
                 progress(len(rows))
-    seconds = time.perf_counter() - start
-    facts |= summary(rows, plan, pixels=images.images[0].numel()) | {"seconds": round(seconds, 3)}
+    facts |= summary(rows, plan, pixels=images.images[0].numel())
     write_facts(facts_path, facts)
     return AttackedRun(rows, facts, path)
 
@@ -129,6 +132,12 @@ def _rows_so_far(path: Path, facts_path: Path, settings: Json) -> list[AttackRow
                 f"{path} was made with {key} = {before.get(key)}, now it is {value}; --overwrite starts anew"
             )
     return read_attack_rows(path)
+
+
+def _seconds_of(rows: list[AttackRow], facts_path: Path) -> float:
+    """Return what the rows that are there have taken, as far as it was written down."""
+    seconds = read_facts(facts_path).get("seconds") if rows else None
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else 0.0
 
 
 def _stop_if_refuted(rows: list[AttackRow], path: Path) -> None:

@@ -19,7 +19,9 @@ from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, runs_of
 from bronet.report.statistics import compute_statistics
 from bronet.report.table import ABSENT, paper_line
 
-RECIPES = {data: f"{data}/bronet-m-fast" for data in ("cifar10", "cifar100")}
+SHORT = "-fast"
+"""How the names of short schedules end."""
+RECIPES = {data: f"{data}/bronet-m{SHORT}" for data in ("cifar10", "cifar100")}
 """The recipe of each data set."""
 COMPARISON_TABLE = 1
 COMPARED = ("BRONet-M", "BRONet-L")
@@ -53,18 +55,14 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
 
 
 def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
-    """Return every run under the recipe's name as Markdown, whatever was changed in it, by EMMA's budget.
+    """Return every run of a short schedule as Markdown, whatever was changed in it, by network and EMMA's budget.
 
     The budget is the knob between clean accuracy and certified accuracy at large radii; the other columns say what else
     differs. Only whole test sets count.
     """
-    recipe = _recipe_of(data)
-    chosen = [
-        run
-        for run in runs
-        if run.recipe.name == recipe and run.evidence.certificate.images == TEST_IMAGES[run.recipe.data.name]
-    ]
-    chosen.sort(key=lambda run: (-parse_budget(run.recipe.loss.emma_eps), run.recipe.train.epochs, run.folder))
+    _recipe_of(data)  # refuses what has none
+    chosen = [run for run in runs if _is_short(run, data) and run.evidence.certificate.images == TEST_IMAGES[data]]
+    chosen.sort(key=_by_network_and_budget)
     cells = [["run", "EMMA's budget", "epochs x batch", "mirrored", "clean / 36 / 72 / 108", "training"]]
     for run in chosen:
         train, model = run.recipe.train, run.recipe.model
@@ -79,6 +77,15 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
             ]
         )
     return aligned(cells) if chosen else f"{NOT_RUN}\n"
+
+
+def _is_short(run: PublishedRun, data: str) -> bool:
+    return run.recipe.data.name == data and run.recipe.name.endswith(SHORT)
+
+
+def _by_network_and_budget(run: PublishedRun) -> tuple[str, float, int, str]:
+    recipe = run.recipe
+    return recipe.name, -parse_budget(recipe.loss.emma_eps), recipe.train.epochs, run.folder
 
 
 def _recipe_of(data: str) -> str:
