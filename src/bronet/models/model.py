@@ -55,6 +55,11 @@ class CertifiableModel(nn.Module):
         for section in self.sections():
             yield from _units(section)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a step with the network can be recorded as a CUDA graph."""
+        return all(layer.recordable for _, layer in self.chain())
+
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the product of the layers' constants as training sees them; differentiable, no bound."""
         parameter = next(self.head.parameters())

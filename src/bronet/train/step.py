@@ -50,7 +50,7 @@ class TrainStep:
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
         self.pixels: Tensor | None = None
         self.labels: Tensor | None = None
-        self.recordable = recorded and all(layer.recordable for _, layer in model.chain())
+        self.recordable = recorded and model.recordable
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 

@@ -1,0 +1,130 @@
+"""A network that is recorded for a search gives the logits and gradients that it gave before."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bronet.attack.half import in_half_precision
+from bronet.attack.pgd import l2_pgd
+from bronet.attack.recorded import MOST_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, recorded
+from bronet.layers import frozen
+from bronet.models import CertifiableModel, build_model
+from bronet.recipe import named_recipe
+
+RECIPE = named_recipe("digits/quickstart")
+SPEC = RECIPE.data.spec()
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def network(device: str = "cpu") -> CertifiableModel:
+    return build_model(RECIPE.model, SPEC, device=device).eval().requires_grad_(False)
+
+
+def images(count: int, seed: int = 0, device: str = "cpu") -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, SPEC.channels, SPEC.height, SPEC.width, generator=generator).to(device)
+
+
+def by_doing_it_again() -> Recorder:
+    """What a CPU has for a recording: the work itself, into the same places."""
+
+    def record(work: Work) -> Work:
+        work()
+        return work
+
+    return record
+
+
+def warm(model: CertifiableModel) -> Recorded:
+    """Return the network, recorded for three images."""
+    replayed = Recorded(model, by_doing_it_again)
+    for seed in range(ORDINARY_CALLS + 1):
+        replayed(images(3, seed))
+    assert list(replayed.recordings) == [images(3).shape]
+    return replayed
+
+
+def gradient(model: Callable[[Tensor], Tensor], pixels: Tensor, weights: Tensor) -> Tensor:
+    seen = pixels.clone().requires_grad_()
+    return torch.autograd.grad((weights * model(seen)).sum(), seen)[0]
+
+
+def test_logits_and_gradients_are_those_of_the_network() -> None:
+    model = network()
+    replayed = warm(model)
+    for seed in (7, 8):
+        pixels, weights = images(3, seed), torch.randn(3, SPEC.classes)
+        assert torch.equal(replayed(pixels), model(pixels))
+        assert torch.equal(gradient(replayed, pixels, weights), gradient(model, pixels, weights))
+
+
+def test_results_stay_what_they_are_when_the_recording_is_replayed() -> None:
+    model = network()
+    replayed = warm(model)
+    weights = torch.randn(3, SPEC.classes)
+    first, slope = replayed(images(3, 1)), gradient(replayed, images(3, 1), weights)
+    replayed(images(3, 2))
+    gradient(replayed, images(3, 2), weights)
+    assert torch.equal(first, model(images(3, 1)))
+    assert torch.equal(slope, gradient(model, images(3, 1), weights))
+
+
+def test_gradients_asked_for_late_or_twice_are_those_of_their_own_pixels() -> None:
+    model = network()
+    replayed = warm(model)
+    early, weights = images(3, 1).requires_grad_(), torch.randn(3, SPEC.classes)
+    loss = (weights * replayed(early)).sum()
+    replayed(images(3, 2))
+    own = gradient(model, images(3, 1), weights)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(loss, early, retain_graph=True)[0], own)
+
+
+def test_sizes_that_pass_are_not_recorded_and_old_recordings_go() -> None:
+    replayed = Recorded(network(), by_doing_it_again)
+    for count in range(1, MOST_RECORDINGS + 3):
+        for _ in range(ORDINARY_CALLS):
+            replayed(images(count))
+        assert images(count).shape not in replayed.recordings
+        replayed(images(count))
+        assert images(count).shape in replayed.recordings
+    assert [size[0] for size in replayed.recordings] == list(range(3, MOST_RECORDINGS + 3))
+
+
+def test_a_cpu_records_nothing() -> None:
+    model = network()
+    assert recorded(model, torch.device("cpu")) is model
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("half", [True, False])
+def test_a_cuda_graph_gives_what_the_network_gave(half: bool) -> None:
+    model = network("cuda")
+    with frozen(model):
+        plain = in_half_precision(model) if half else model
+        replayed = recorded(plain, torch.device("cuda"))
+        assert isinstance(replayed, Recorded)
+        for seed in range(ORDINARY_CALLS + 4):
+            for count in (5, 40):
+                pixels = images(count, seed, "cuda")
+                weights = torch.randn(count, SPEC.classes, device="cuda")
+                own, ours = gradient(plain, pixels, weights), gradient(replayed, pixels, weights)
+                assert (ours - own).norm() <= 1e-3 * own.norm()
+                assert (replayed(pixels) - plain(pixels)).norm() <= 1e-3 * plain(pixels).norm()
+        assert len(replayed.recordings) == 2
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_search_finds_the_same_through_a_recording() -> None:
+    model = network("cuda")
+    pixels, labels = images(16, device="cuda"), torch.zeros(16, dtype=torch.int64, device="cuda")
+    with frozen(model):
+        own = l2_pgd(model, pixels, labels, eps=0.5, steps=30)
+        ours = l2_pgd(recorded(model, torch.device("cuda")), pixels, labels, eps=0.5, steps=30)
+    assert (own.images - ours.images).abs().amax() <= 1e-3
