@@ -11,8 +11,8 @@ import torch
 
 from bronet.data import ImageSet
 from bronet.errors import BronetError
+from bronet.json_object import Json
 
-Json = dict[str, object]
 SEAL = "seal_sha256"
 
 

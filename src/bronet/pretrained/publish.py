@@ -11,10 +11,11 @@ from pathlib import Path
 
 from bronet.atomic import replace_bytes
 from bronet.attack.rows import read_attack_rows
-from bronet.certify.hashes import SEAL, Json, file_hash, sealed
+from bronet.certify.hashes import SEAL, file_hash, sealed
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.certify.verify import read_certificate
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.pretrained.find import WEIGHTS, package_home
 from bronet.pretrained.record import published_record, published_text, read_json
 from bronet.pretrained.rounding import save_rounded

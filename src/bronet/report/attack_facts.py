@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from bronet.attack.rows import Json, count_rows, read_attack_rows
+from bronet.attack.rows import count_rows, read_attack_rows
 from bronet.errors import BronetError
+from bronet.json_object import Json, shown
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 
@@ -22,11 +23,12 @@ def check_attack(path: Path, facts: Json, *, pixels: int | None) -> None:
     if "robust_accuracy" not in facts or not rows:
         return
     if not path.name.startswith(f"attack-{facts.get('attack')}-{facts.get('norm')}-"):
-        raise BronetError(f"{path} must be named after its attack, got {facts.get('attack')} {facts.get('norm')}")
+        told = f"{shown(facts.get('attack'))} {shown(facts.get('norm'))}"
+        raise BronetError(f"{path} must be named after its attack, got {told}")
     for key, value in count_rows(rows, certifies=_certifies(facts, pixels)).facts().items():
         told = facts.get(key)
         if not (isinstance(told, int | float) and abs(told - value) <= TOLERANCE):  # a NaN is not, either
-            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {told!r}; attack again")
+            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {shown(told)}; attack again")
 
 
 def _certifies(facts: Json, pixels: int | None) -> Callable[[float], bool] | None:

@@ -21,6 +21,7 @@ import torch
 from bronet.__about__ import __version__
 from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 
@@ -44,8 +45,6 @@ ARTEFACTS = (
     "model.pt2",
     "targeted-sample.csv",
 )
-
-Json = dict[str, object]
 
 
 @dataclass(frozen=True)

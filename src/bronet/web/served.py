@@ -16,6 +16,7 @@ from bronet.certify.run import describe, load_model
 from bronet.data import ImageSet, load_images
 from bronet.data.sample import SAMPLED
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
@@ -25,7 +26,6 @@ from bronet.train.run_folder import RunFolder, open_run
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
-Json = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
