@@ -23,6 +23,9 @@ from bronet.certify.run import certify_run, load_model
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
+from bronet.pretrained.publish import publish
+from bronet.recipe import override, to_text
+from bronet.report.evidence import read_evidence
 from bronet.train import open_run
 from tiny_run import train_tiny_run
 
@@ -138,6 +141,32 @@ def test_rows_without_their_facts_are_not_gone_on_from(copy: Path) -> None:
     (copy / f"{PLAN.name}.json").unlink()
     with pytest.raises(BronetError, match=f"must have {PLAN.name}.json beside it"):
         attack_run(copy, PLAN, limit=8)
+
+
+def test_rows_and_claims_of_the_network_that_is_not_mirrored_are_not_those_of_the_mirrored_one(copy: Path) -> None:
+    attack_run(copy, PLAN, limit=8)
+    run = open_run(copy)
+    recipe = override(run.recipe(), ["model.mirrored=true"])
+    run.recipe_file.write_text(to_text(recipe))
+    with pytest.raises(BronetError, match="was made with recipe_sha256"):
+        attack_run(copy, PLAN, limit=8)
+    images = load_images(recipe.data, "test", limit=8)
+    proved = prove(load_model(run, recipe)).certify(images.pixels(torch.arange(8), dtype=torch.float64))
+    rows = attack_run(copy, PLAN, limit=8, overwrite=True).rows
+    assert [row.radius for row in rows] == proved.radius.tolist()
+    assert [row.radius for row in rows] != [row.radius for row in read_rows(copy / "certificate.csv")[:8]]
+
+
+def test_an_attack_on_another_network_does_not_stand_beside_a_certificate(copy: Path) -> None:
+    path = attack_run(copy, PLAN, limit=8).path.with_suffix(".json")
+    facts = json.loads(path.read_text())
+    assert read_evidence(copy).attacks == (facts,)
+    for key in ("weights_sha256", "recipe_sha256"):
+        path.write_text(json.dumps(facts | {key: "other"}))
+        with pytest.raises(BronetError, match=f"must be of the network that was certified, but {key} differs"):
+            read_evidence(copy)
+        with pytest.raises(BronetError, match=f"must be of the network that was certified, but {key} differs"):
+            publish(copy, copy.with_name("results"))
 
 
 LINE = "0,1,1,1,1,0.5,0.1,0.25"

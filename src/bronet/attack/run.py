@@ -71,7 +71,7 @@ def attack_run(
     recipe = run.recipe()
     images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir).to(device)
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
-    settings: Json = {**plan.__dict__, "weights_sha256": file_hash(run.weights)}
+    settings: Json = {**plan.__dict__, **_network(run)}
     rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)
     _stop_if_refuted(rows, path)
     done = {row.index for row in rows}
@@ -116,18 +116,23 @@ def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> dict[str
 
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
-    """Return the recorded radius of each image, if the run has a certificate of this split and these weights."""
+    """Return the recorded radius of each image, if the run has a certificate of this split and this network."""
     files = CertificateFiles.of(run.path, plan.split)
     facts = read_object(files.facts, advice="certify again, or remove it") if files.facts.exists() else {}
-    if facts.get("split") != plan.split or facts.get("weights_sha256") != file_hash(run.weights):
+    if any(facts.get(key) != value for key, value in {"split": plan.split, **_network(run)}.items()):
         return {}
     if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
         raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
     return {row.index: row.radius for row in read_rows(files.rows)}
 
 
+def _network(run: RunFolder) -> dict[str, str]:
+    """Return what says which network a run has: the weights alone do not tell whether it is mirrored."""
+    return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
+
+
 def _so_far(path: Path, facts_path: Path, settings: Json) -> tuple[list[AttackRow], Json]:
-    """Return the rows to go on from, and their facts; raise if they are of another plan or of other weights."""
+    """Return the rows to go on from, and their facts; raise if they are of another plan or another network."""
     rows, before = read_attack_rows(path), read_facts(facts_path)
     if rows and not before:
         raise BronetError(f"{path} must have {facts_path.name} beside it to go on from; --overwrite starts anew")

@@ -47,6 +47,12 @@ class Certificate:
     classes: tuple[str, ...]
     pixels: int | None
     soundness_cost: float | None
+    recipe_sha256: str = ""
+
+    def network(self) -> dict[str, str]:
+        """Return the hashes that tell which network was certified, as far as they were written down."""
+        hashes = {"weights_sha256": self.weights_sha256, "recipe_sha256": self.recipe_sha256}
+        return {key: value for key, value in hashes.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +116,7 @@ def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
 
 def _read_attack(path: Path, certificate: Certificate) -> Json:
     facts = _read_object(path)
-    check_attack(path, facts, pixels=certificate.pixels)
+    check_attack(path, facts, pixels=certificate.pixels, network=certificate.network())
     return facts
 
 
@@ -142,6 +148,7 @@ def _read_certificate(path: Path) -> Certificate:
         classes=content.texts("classes") if "classes" in content.content else (),
         pixels=content.count("pixels") if "pixels" in content.content else None,
         soundness_cost=_soundness_cost(content),
+        recipe_sha256=content.text("recipe_sha256") if "recipe_sha256" in content.content else "",
     )
 
 
