@@ -23,7 +23,7 @@ from bronet.attack.rows import (
     write_facts,
 )
 from bronet.attack.target import AttackPlan, Target
-from bronet.certify.hashes import file_hash, images_hash
+from bronet.certify.hashes import images_hash, network_hashes
 from bronet.certify.network import prove
 from bronet.certify.rows import read_rows
 from bronet.certify.run import CertificateFiles, load_model
@@ -71,7 +71,7 @@ def attack_run(
     recipe = run.recipe()
     images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir).to(device)
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
-    settings: Json = {**plan.__dict__, **_network(run)}
+    settings: Json = {**plan.__dict__, **network_hashes(run)}
     rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)
     _stop_if_refuted(rows, path)
     done = {row.index for row in rows}
@@ -119,16 +119,11 @@ def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, flo
     """Return the recorded radius of each image, if the run has a certificate of this split and this network."""
     files = CertificateFiles.of(run.path, plan.split)
     facts = read_object(files.facts, advice="certify again, or remove it") if files.facts.exists() else {}
-    if any(facts.get(key) != value for key, value in {"split": plan.split, **_network(run)}.items()):
+    if any(facts.get(key) != value for key, value in {"split": plan.split, **network_hashes(run)}.items()):
         return {}
     if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
         raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
     return {row.index: row.radius for row in read_rows(files.rows)}
-
-
-def _network(run: RunFolder) -> dict[str, str]:
-    """Return what says which network a run has: the weights alone do not tell whether it is mirrored."""
-    return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
 
 
 def _so_far(path: Path, facts_path: Path, settings: Json) -> tuple[list[AttackRow], Json]:

@@ -49,8 +49,9 @@ class Certificate:
     soundness_cost: float | None
     recipe_sha256: str = ""
 
+    @property
     def network(self) -> dict[str, str]:
-        """Return the hashes that tell which network was certified, as far as they were written down."""
+        """The hashes that tell which network was certified, as far as they were written down."""
         hashes = {"weights_sha256": self.weights_sha256, "recipe_sha256": self.recipe_sha256}
         return {key: value for key, value in hashes.items() if value}
 
@@ -116,7 +117,7 @@ def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
 
 def _read_attack(path: Path, certificate: Certificate) -> Json:
     facts = _read_object(path)
-    check_attack(path, facts, pixels=certificate.pixels, network=certificate.network())
+    check_attack(path, facts, pixels=certificate.pixels, network=certificate.network)
     return facts
 
 
