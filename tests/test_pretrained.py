@@ -206,6 +206,17 @@ def test_unpacking_gives_a_run_that_certifies_and_verifies(tmp_path: Path) -> No
     assert unpack(network, tmp_path / "run").path == run.path
 
 
+def test_unpacking_that_was_interrupted_is_completed_and_training_is_left_alone(tmp_path: Path) -> None:
+    network = find_network(DIGITS)
+    run = unpack(network, tmp_path / "run")
+    run.weights.unlink()
+    assert file_hash(unpack(network, run.path).weights) == file_hash(network.weights)
+    run.weights.unlink()
+    run.append_log({"epoch": 1})
+    with pytest.raises(BronetError, match="with another run; choose another"):
+        unpack(network, run.path)
+
+
 def test_unpacking_refuses_a_folder_with_another_run(run: Path, tmp_path: Path) -> None:
     other = shutil.copytree(run, tmp_path / "other")
     with pytest.raises(BronetError, match="with another run"):
