@@ -24,10 +24,10 @@ def check_attack(path: Path, facts: Json, *, pixels: int | None, network: Mappin
     if "robust_accuracy" not in facts or not rows:
         return
     if not path.name.startswith(f"attack-{facts.get('attack')}-{facts.get('norm')}-"):
-        told = f"{shown(facts.get('attack'))} {shown(facts.get('norm'))}"
-        raise BronetError(f"{path} must be named after its attack, got {told}")
-    for key, value in network.items():
-        if facts.get(key, value) != value:
+        named = f"{shown(facts.get('attack'))} {shown(facts.get('norm'))}"
+        raise BronetError(f"{path} must be named after its attack, got {named}")
+    for key, certified in network.items():
+        if facts.get(key, certified) != certified:
             raise BronetError(f"{path} must be of the network that was certified, but {key} differs; attack again")
     for key, value in count_rows(rows, certifies=_certifies(facts, pixels)).facts().items():
         told = facts.get(key)
