@@ -49,6 +49,19 @@ def test_gradients_are_those_of_the_network() -> None:
     assert torch.equal(in_half_precision(model)(images), model(images))
 
 
+def test_no_gradient_is_none_where_tiny_numbers_are_flushed_to_zero() -> None:
+    images = torch.rand(2, 1, 2, 2, requires_grad=True)
+    logits = in_half_precision(lambda pixels: pixels.flatten(1) * 2)(images)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        (gradient,) = torch.autograd.grad((logits * torch.tensor([[0.0], [1.0]])).sum(), images)
+    finally:
+        torch.set_flush_denormal(False)
+    assert gradient[0].eq(0).all()
+    assert gradient[1].eq(2).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_half_precision_loses_neither_small_nor_large_gradients() -> None:

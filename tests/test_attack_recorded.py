@@ -1,6 +1,8 @@
 """A network that is recorded for a search gives the logits and gradients that it gave before."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -95,6 +97,52 @@ def test_sizes_that_pass_are_not_recorded_and_old_recordings_go() -> None:
     assert [size[0] for size in replayed.recordings] == list(range(3, MOST_RECORDINGS + 3))
 
 
+def test_nothing_is_computed_for_the_first_time_while_it_is_recorded() -> None:
+    """A GPU refuses to load a kernel then; the searches' own checks ask for logits alone."""
+    seen: list[str] = []
+
+    def model(pixels: Tensor) -> Tensor:
+        seen.append("forward")
+        logits = pixels.flatten(1)[:, :2] * 3
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: seen.append("backward"))
+        return logits
+
+    def recorder() -> Recorder:
+        assert "backward" in seen
+        return by_doing_it_again()
+
+    replayed = Recorded(model, recorder)
+    with torch.no_grad():
+        for _ in range(ORDINARY_CALLS + 1):
+            replayed(images(3))
+    assert list(replayed.recordings) == [images(3).shape]
+
+
+def test_work_is_recorded_on_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA is played here: a graph of another device would be empty, and replaying it do nothing."""
+    asked: list[object] = []
+
+    def device(place: torch.device) -> AbstractContextManager[None]:
+        asked.append(place)
+        return nullcontext()
+
+    def graph(_graph: object, *, pool: object, stream: object) -> AbstractContextManager[None]:
+        asked.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr("bronet.attack.recorded._recording_stream", lambda place: f"stream of {place}")
+    place = torch.device("cuda", 1)
+    searched = recorded(network(), place)
+    assert isinstance(searched, Recorded)
+    searched.new_recorder()(lambda: None)
+    assert asked == [place, "stream of cuda:1"]
+
+
 def test_a_cpu_records_nothing() -> None:
     model = network()
     assert recorded(model, torch.device("cpu")) is model
@@ -109,14 +157,18 @@ def test_a_cuda_graph_gives_what_the_network_gave(half: bool) -> None:
         plain = in_half_precision(model) if half else model
         replayed = recorded(plain, torch.device("cuda"))
         assert isinstance(replayed, Recorded)
+        with torch.no_grad():  # one size is recorded before its first gradient
+            for _ in range(ORDINARY_CALLS + 1):
+                replayed(images(7, device="cuda"))
+        assert list(replayed.recordings) == [images(7).shape]
         for seed in range(ORDINARY_CALLS + 4):
-            for count in (5, 40):
+            for count in (5, 7, 40):
                 pixels = images(count, seed, "cuda")
                 weights = torch.randn(count, SPEC.classes, device="cuda")
                 own, ours = gradient(plain, pixels, weights), gradient(replayed, pixels, weights)
                 assert (ours - own).norm() <= 1e-3 * own.norm()
                 assert (replayed(pixels) - plain(pixels)).norm() <= 1e-3 * plain(pixels).norm()
-        assert len(replayed.recordings) == 2
+        assert len(replayed.recordings) == 3
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bronet import BronetError, prove
 from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.rows import AttackRow, read_attack_rows
+from bronet.attack.rows import HEADER, AttackRow, read_attack_rows
 from bronet.attack.run import attack_run, summary
 from bronet.attack.target import AttackPlan, Target
 from bronet.certify.hashes import file_hash
@@ -23,6 +23,9 @@ from bronet.certify.run import certify_run, load_model
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
+from bronet.pretrained.publish import publish
+from bronet.recipe import override, to_text
+from bronet.report.evidence import read_evidence
 from bronet.train import open_run
 from tiny_run import train_tiny_run
 
@@ -108,6 +111,85 @@ def test_another_plan_does_not_go_on_from_these_rows(copy: Path) -> None:
     assert len(attack_run(copy, replace(PLAN, steps=9), limit=8, overwrite=True).rows) == 8
 
 
+def test_a_finished_attack_is_not_repeated_and_keeps_its_facts(copy: Path) -> None:
+    finished = attack_run(copy, PLAN, limit=8, command="first")
+    attacked: list[int] = []
+    again = attack_run(copy, PLAN, limit=4, command="second", progress=attacked.append)
+    assert attacked == []
+    assert again.rows == finished.rows
+    assert again.facts == finished.facts == json.loads((copy / f"{PLAN.name}.json").read_text())
+
+
+def test_rows_that_were_to_be_overwritten_are_not_gone_on_from(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack_run(copy, PLAN, limit=8)
+    other = replace(PLAN, steps=9)
+
+    def interrupted(*_: object) -> list[AttackRow]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "attack", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            attack_run(copy, other, limit=8, overwrite=True)
+    attacked: list[int] = []
+    attack_run(copy, other, limit=8, progress=attacked.append)
+    assert attacked == [8]
+
+
+def test_rows_without_their_facts_are_not_gone_on_from(copy: Path) -> None:
+    attack_run(copy, PLAN, limit=8)
+    (copy / f"{PLAN.name}.json").unlink()
+    with pytest.raises(BronetError, match=f"must have {PLAN.name}.json beside it"):
+        attack_run(copy, PLAN, limit=8)
+
+
+def test_rows_and_claims_of_the_network_that_is_not_mirrored_are_not_those_of_the_mirrored_one(copy: Path) -> None:
+    attack_run(copy, PLAN, limit=8)
+    run = open_run(copy)
+    recipe = override(run.recipe(), ["model.mirrored=true"])
+    run.recipe_file.write_text(to_text(recipe))
+    with pytest.raises(BronetError, match="was made with recipe_sha256"):
+        attack_run(copy, PLAN, limit=8)
+    images = load_images(recipe.data, "test", limit=8)
+    proved = prove(load_model(run, recipe)).certify(images.pixels(torch.arange(8), dtype=torch.float64))
+    rows = attack_run(copy, PLAN, limit=8, overwrite=True).rows
+    assert [row.radius for row in rows] == proved.radius.tolist()
+    assert [row.radius for row in rows] != [row.radius for row in read_rows(copy / "certificate.csv")[:8]]
+
+
+def test_an_attack_on_another_network_does_not_stand_beside_a_certificate(copy: Path) -> None:
+    path = attack_run(copy, PLAN, limit=8).path.with_suffix(".json")
+    facts = json.loads(path.read_text())
+    assert read_evidence(copy).attacks == (facts,)
+    for key in ("weights_sha256", "recipe_sha256"):
+        path.write_text(json.dumps(facts | {key: "other"}))
+        with pytest.raises(BronetError, match=f"must be of the network that was certified, but {key} differs"):
+            read_evidence(copy)
+        with pytest.raises(BronetError, match=f"must be of the network that was certified, but {key} differs"):
+            publish(copy, copy.with_name("results"))
+
+
+LINE = "0,1,1,1,1,0.5,0.1,0.25"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([LINE, LINE], "an image has two rows"),
+        (["0,1,1,2,1,0.5,0.1,0.25"], "agree with one another"),
+        (["-1,1,1,1,1,0.5,0.1,0.25"], "at least 0"),
+        (["0,1,1,1,1,0.5,0.1,nan"], "distances and radius must be at least 0"),
+        (["0,1,1,1"], "must have 8 values, got 4"),
+        (["a" * 200_000], "field larger than field limit"),
+    ],
+)
+def test_rows_that_cannot_be_right_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = tmp_path / "attack.csv"
+    path.write_text("\n".join([",".join(HEADER), LINE.replace("0,", "7,", 1), *lines]))
+    with pytest.raises(BronetError, match=message):
+        read_attack_rows(path)
+
+
 def _exaggerate(folder: Path, factor: float) -> None:
     rows = read_rows(folder / "certificate.csv")
     write_rows(folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
@@ -168,6 +250,12 @@ def test_a_certificate_of_other_weights_is_not_held_against_these(copy: Path) ->
     assert facts["weights_sha256"] == file_hash(copy / "model.safetensors")
     (copy / "certificate.json").write_text(json.dumps({**facts, "weights_sha256": "other"}))
     assert len(attack_run(copy, replace(PLAN, eps="3/2"), limit=8).rows) == 8
+
+
+def test_a_certificate_that_cannot_be_read_is_to_be_made_again(copy: Path) -> None:
+    (copy / "certificate.json").write_text("{")
+    with pytest.raises(BronetError, match=r"certificate.json must be JSON.*; certify again, or remove it"):
+        attack_run(copy, PLAN, limit=8)
 
 
 def test_empirical_below_certified_accuracy_is_refused() -> None:

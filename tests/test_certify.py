@@ -1,5 +1,7 @@
 """Certificates: one claim, that no point inside the radius changes the prediction of the float64 program."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,12 @@ def trained() -> tuple[CertifiableModel, Tensor, Tensor]:
         nn.functional.cross_entropy(8 * model(images[index]), labels[index]).backward()
         optimiser.step()
     return model.eval(), images[:64].double(), labels[:64]
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_no_images_have_no_radii(mirrored: bool) -> None:
+    model = build_model(replace(DIGITS, mirrored=mirrored), DATASETS["digits"], seed=0)
+    assert certified_radius(model, torch.zeros(0, 1, 8, 8)).shape == (0,)
 
 
 def test_radius_of_a_linear_classifier_is_the_distance_to_the_nearest_boundary() -> None:

@@ -138,7 +138,7 @@ def test_evidence_that_is_damaged_or_has_no_place_is_one_line_and_leaves_everyth
     (trained / "attack-x.json").write_text('{"robust_accuracy": 0.5}')
     assert "must have its rows in attack-x.csv" in refusal(*words, "results")
     (trained / "attack-x.json").write_text("{")
-    assert "attack-x.json (Expecting" in refusal(*words, "results")
+    assert "attack-x.json must be JSON, but Expecting" in refusal(*words, "results")
     (trained / "record.json").write_text("[]")
     for command in (("round", str(trained), "--out", "rounded"), ("info", str(trained))):
         assert "record.json must hold" in refusal(*command)

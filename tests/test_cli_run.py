@@ -75,6 +75,18 @@ def test_train_certify_report_write_all_files(trained: Path) -> None:
     assert "30 test images, radii 1/10" in run("info", str(trained)).stdout
 
 
+def test_a_log_that_is_damaged_or_a_folder_is_no_traceback(trained: Path) -> None:
+    log = trained / "log.jsonl"
+    content = log.read_bytes()
+    log.write_bytes(b"\xff\n" + content)
+    assert "1 of 1 epochs" in run("info", str(trained)).stdout
+    log.unlink()
+    log.mkdir()
+    assert "Is a directory" in refusal("info", str(trained))
+    log.rmdir()
+    log.write_bytes(content)
+
+
 def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
     second = trained.parent / "second"
     run("train", RECIPE_NAME, "--seed", "1", "--out", str(second), *settings(*SHRUNK, *SHORT))

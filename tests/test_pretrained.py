@@ -18,6 +18,7 @@ from bronet.certify.run import certify_run, load_model
 from bronet.certify.verify import verify_run
 from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
 from bronet.pretrained.find import package_home
+from bronet.recipe import override, to_text
 from bronet.train import open_run
 from tiny_run import train_tiny_run
 
@@ -62,7 +63,7 @@ def test_saving_twice_gives_the_same_bytes_and_rounding_is_idempotent(run: Path,
     assert "rounded to bf16" in (again / "config.json").read_text()
 
 
-def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_weights(run: Path, tmp_path: Path) -> None:
+def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_network(run: Path, tmp_path: Path) -> None:
     certified = shutil.copytree(run, tmp_path / "certified")
     certify_run(certified, limit=20)
     card = save_pretrained(certified, tmp_path / "float32") / "README.md"
@@ -71,6 +72,10 @@ def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_weights(run: P
     certify_run(rounded.path, limit=20)
     card = save_pretrained(rounded.path, tmp_path / "bf16") / "README.md"
     assert "On 20 test images of digits" in card.read_text()
+    mirrored = override(rounded.recipe(), ["model.mirrored=true"])
+    rounded.recipe_file.write_text(to_text(mirrored))
+    card = save_pretrained(rounded.path, tmp_path / "mirrored") / "README.md"
+    assert "No certificate of these weights" in card.read_text()
 
 
 def _json(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
@@ -199,6 +204,17 @@ def test_unpacking_gives_a_run_that_certifies_and_verifies(tmp_path: Path) -> No
     certify_run(run.path, limit=25)
     assert verify_run(run.path).images == 25
     assert unpack(network, tmp_path / "run").path == run.path
+
+
+def test_unpacking_that_was_interrupted_is_completed_and_training_is_left_alone(tmp_path: Path) -> None:
+    network = find_network(DIGITS)
+    run = unpack(network, tmp_path / "run")
+    run.weights.unlink()
+    assert file_hash(unpack(network, run.path).weights) == file_hash(network.weights)
+    run.weights.unlink()
+    run.append_log({"epoch": 1})
+    with pytest.raises(BronetError, match="with another run; choose another"):
+        unpack(network, run.path)
 
 
 def test_unpacking_refuses_a_folder_with_another_run(run: Path, tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def test_a_printed_bound_is_never_smaller_than_the_bound(value: float) -> None:
     ("change", "message"),
     [
         ({"images": 5}, "one row for each of the 5 images"),
+        ({"images": float("inf")}, "images must be a whole number of at least 0, got inf"),
+        ({"pixels": True}, "pixels must be a whole number of at least 0, got True"),
         ({"lipschitz": "1.0"}, "lipschitz must be a number, got '1.0'"),
         ({"eps": [0.25]}, "eps must be a list of texts"),
         ({"eps": ["a/b"]}, "eps must be a number or fraction"),

@@ -41,6 +41,38 @@ def test_the_last_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path
     assert len(run.log.read_text().splitlines()) == 5
 
 
+def test_the_checkpoint_a_run_went_on_from_stays_until_a_new_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe("train.epochs=3", "train.keep_checkpoints=2")
+    run = train(recipe, tmp_path / "run", progress=False)
+    weights = run.weights.read_bytes()
+    run.checkpoint.write_bytes(b"damaged")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bronet.train.state.save_checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, run.path, resume=True, progress=False)
+    train(recipe, run.path, resume=True, progress=False)
+    assert run.weights.read_bytes() == weights
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\n", b'{"epoch": 1, "lo', b"[]\n"])
+def test_a_run_goes_on_without_its_log(tmp_path: Path, content: bytes | None) -> None:
+    recipe = tiny_recipe("train.epochs=3", "train.keep_checkpoints=2", "train.validate_every=1", "data.held_out=797")
+    run = train(recipe, tmp_path / "run", progress=False)
+    run.checkpoint.unlink()
+    if content is None:
+        run.log.unlink()
+    else:
+        run.log.write_bytes(content)
+    train(recipe, run.path, resume=True, progress=False)
+    assert [entry["epoch"] for entry in run.logged()] == [3]
+
+
 def test_one_checkpoint_is_kept_unless_more_are_wanted(tmp_path: Path) -> None:
     run = train(tiny_recipe(), tmp_path / "run", progress=False)
     assert older_checkpoints(run) == []

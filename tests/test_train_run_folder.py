@@ -66,6 +66,9 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
         run.append_log({"epoch": epoch})
     run.truncate_log(2)
     assert [json.loads(line)["epoch"] for line in run.log.read_text().splitlines()] == [1, 2]
+    run.log.write_text('{"epoch": 1, "lo\n{"epoch": 2}\n{"epoch": 3}\n')
+    run.truncate_log(2)
+    assert run.log.read_text() == '{"epoch": 2}\n'
 
 
 def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:

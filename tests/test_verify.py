@@ -126,6 +126,8 @@ def test_a_folder_without_a_certificate_says_what_to_do(copy: Path) -> None:
         verify_run(copy)
     (copy / "certificate.json").write_text('{"split": "test", "images": "many"}')
     assert "must say images as int, got 'many'" in CliRunner().invoke(app, ["verify", str(copy)]).stderr
+    (copy / "certificate.json").write_text('{"split": "test", "images": true}')
+    assert "must say images as int, got True" in CliRunner().invoke(app, ["verify", str(copy)]).stderr
 
 
 def test_targeted_radii_have_the_radius_as_their_least(certified: Path) -> None:

@@ -274,8 +274,9 @@ def test_the_curve_is_that_of_the_rows_or_says_why_there_is_none(runs: list[Path
     stale = tmp_path / "stale"
     shutil.copytree(runs[0], stale)
     facts = json.loads((stale / "certificate.json").read_text(encoding="utf-8"))
-    (stale / "certificate.json").write_text(json.dumps(facts | {"weights_sha256": "other"}), encoding="utf-8")
-    assert "other weights" in read_cards([str(stale)])[0].remark
+    for key in ("weights_sha256", "recipe_sha256"):
+        (stale / "certificate.json").write_text(json.dumps(facts | {key: "other"}), encoding="utf-8")
+        assert "of other weights or of another recipe" in read_cards([str(stale)])[0].remark
 
 
 def test_runs_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:

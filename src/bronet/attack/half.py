@@ -22,8 +22,9 @@ class _Gradients:
     factors: Tensor  # of the backward pass that is under way
 
     def to_size(self, gradient: Tensor) -> Tensor:
-        largest = gradient.abs().amax(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
-        self.factors = largest / _SIZE
+        # No factor is below the normal numbers: where those are flushed to zero, 0 / 0 would be NaN.
+        least = torch.finfo(gradient.dtype).tiny * _SIZE
+        self.factors = gradient.abs().amax(dim=1).clamp_min(least) / _SIZE
         return gradient / self.factors[:, None]
 
     def to_own_size(self, gradient: Tensor) -> Tensor:

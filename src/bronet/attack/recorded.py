@@ -7,6 +7,7 @@ which keep the device busy anyway, are not recorded.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Recorded:
         if self.calls[size] <= ORDINARY_CALLS or size in self.too_large:
             return self.model(pixels)
         if size not in self.recordings:
-            if _memory_share(self.model, pixels) > LARGEST_SHARE:
+            if _rehearsed(self.model, pixels) > LARGEST_SHARE:
                 self.too_large.add(size)
                 return self.model(pixels)
             self.recordings[size] = Recording(self.model, pixels, self.new_recorder())
@@ -107,30 +108,40 @@ class _Replay(torch.autograd.Function):
 
 def recorded(model: Model, device: torch.device) -> Model:
     """Return the model, recorded where that is possible: on a GPU."""
-    return Recorded(model, cuda_recorder) if device.type == "cuda" else model
+    return Recorded(model, partial(cuda_recorder, device)) if device.type == "cuda" else model
 
 
-def cuda_recorder() -> Recorder:
+def cuda_recorder(device: torch.device) -> Recorder:
     """Return what records works as CUDA graphs; they share memory, and must be replayed in the order of recording."""
-    pool = torch.cuda.graph_pool_handle()
+    pool, stream = torch.cuda.graph_pool_handle(), _recording_stream(device)
 
     def record(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, stream=stream):
             work()
         return graph.replay
 
     return record
 
 
-def _memory_share(model: Model, pixels: Tensor) -> float:
-    """Return what a call keeps for its backward pass, as a share of the device's memory."""
-    if pixels.device.type != "cuda":
-        return 0.0
-    probe = pixels.detach().clone().requires_grad_()
-    before = torch.cuda.memory_allocated(pixels.device)
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all recordings of a device: libraries keep memory for every stream that they see.
+
+    Work on another device than the stream's would not be recorded, and a replay would do nothing.
+    """
+    return torch.cuda.Stream(device)
+
+
+def _rehearsed(model: Model, pixels: Tensor) -> float:
+    """Go forward and backward as a recording will, and return what that keeps between, as a share of device memory.
+
+    The calls before may all have been without gradients; kernels must not be loaded for the first time while recording.
+    """
+    probe, on_gpu = pixels.detach().clone().requires_grad_(), pixels.device.type == "cuda"
+    before = torch.cuda.memory_allocated(pixels.device) if on_gpu else 0
     with torch.enable_grad():
         logits = model(probe)
-    kept = torch.cuda.memory_allocated(pixels.device) - before
-    del logits
-    return kept / torch.cuda.get_device_properties(pixels.device).total_memory
+    after = torch.cuda.memory_allocated(pixels.device) if on_gpu else 0
+    torch.autograd.grad(logits, probe, torch.ones_like(logits))
+    return (after - before) / torch.cuda.get_device_properties(pixels.device).total_memory if on_gpu else 0.0

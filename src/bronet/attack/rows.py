@@ -6,14 +6,16 @@ Rows are written in whole batches, each time the whole file at once. Numbers com
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bronet.atomic import replace_text
 from bronet.errors import BronetError
+from bronet.json_object import Json, read_object
 
-Json = dict[str, object]
+ADVICE = "attack again with --overwrite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,12 @@ def read_attack_rows(path: Path) -> list[AttackRow]:
         header, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
         if tuple(header) != HEADER:
             raise ValueError(f"its header must be {','.join(HEADER)}")
-        return [_parsed(cells) for cells in lines]
-    except (OSError, ValueError) as error:
-        raise BronetError(f"cannot go on from {path}: {error}; attack again with --overwrite") from None
+        rows = [_parsed(cells) for cells in lines]
+        if len({row.index for row in rows}) < len(rows):
+            raise ValueError("an image has two rows")
+    except (OSError, ValueError, csv.Error) as error:
+        raise BronetError(f"cannot go on from {path}: {error}; {ADVICE}") from None
+    return rows
 
 
 def _parsed(cells: list[str]) -> AttackRow:
@@ -106,6 +111,10 @@ def _parsed(cells: list[str]) -> AttackRow:
         raise ValueError(f"a line must have {len(HEADER)} values, got {len(cells)}")
     index, label, prediction, found, robust = (int(cell) for cell in cells[:5])
     l2, linf, radius = (float(cell) for cell in cells[5:])
+    if min(index, label, prediction, found) < 0 or robust != int(label == prediction == found):
+        raise ValueError(f"a line must have numbers of at least 0 that agree with one another, got {cells[:5]}")
+    if any(math.isnan(number) or number < 0 for number in (l2, linf, radius)):
+        raise ValueError(f"distances and radius must be at least 0, got {cells[5:]}")
     return AttackRow(
         index=index,
         label=label,
@@ -120,13 +129,7 @@ def _parsed(cells: list[str]) -> AttackRow:
 
 def read_facts(path: Path) -> Json:
     """Return the facts of an attack; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BronetError(f"cannot go on from {path}: {error}; attack again with --overwrite") from None
-    return facts if isinstance(facts, dict) else {}
+    return read_object(path, advice=ADVICE) if path.exists() else {}
 
 
 def write_facts(path: Path, facts: Json) -> None:

@@ -16,7 +16,6 @@ from bronet.attack.auto import require_autoattack
 from bronet.attack.judge import CertificateBrokenError
 from bronet.attack.rows import (
     AttackRow,
-    Json,
     count_rows,
     read_attack_rows,
     read_facts,
@@ -24,12 +23,13 @@ from bronet.attack.rows import (
     write_facts,
 )
 from bronet.attack.target import AttackPlan, Target
-from bronet.certify.hashes import file_hash, images_hash
+from bronet.certify.hashes import images_hash, network_hashes
 from bronet.certify.network import prove
 from bronet.certify.rows import read_rows
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
+from bronet.json_object import Json, read_object
 from bronet.layers import frozen
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
@@ -61,40 +61,43 @@ def attack_run(
 ) -> AttackedRun:
     """Attack the first images of a split and write a row for each; go on from the rows that are there.
 
-    Raises `CertificateBrokenError`, after writing the row, at the first image whose class changed inside its certified
-    radius: the recorded one where the run has a certificate of these images, else one proved now.
+    An attack that is finished is not repeated, and keeps its facts. Raises `CertificateBrokenError`, after writing the
+    row, at the first image whose class changed inside its certified radius: the recorded one where the run has a
+    certificate of these images, else one proved now.
     """
     if plan.attack == "autoattack":
         require_autoattack()
     run = open_run(Path(run_dir))
     recipe = run.recipe()
     images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir).to(device)
-    model = load_model(run, recipe, device=device)
-    target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
-    settings: Json = {**plan.__dict__, "weights_sha256": file_hash(run.weights)}
-    rows = [] if overwrite else _rows_so_far(path, facts_path, settings)
-    earlier = _seconds_of(rows, facts_path)
-
-    start = time.perf_counter()
-    with frozen(model):
-        warnings = target.warnings()
-        for line in warnings:
-            if warn is not None:
-                warn(line)
-        facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings, "seconds": earlier}
-        write_facts(facts_path, facts)
-        _stop_if_refuted(rows, path)
-        done = {row.index for row in rows}
-        waiting = torch.tensor([i for i in range(len(images)) if i not in done], dtype=torch.int64)
-        for index in waiting.split(plan.batch_size):
-            rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
-            write_attack_rows(path, rows)
-            facts["seconds"] = round(earlier + time.perf_counter() - start, 3)
+    settings: Json = {**plan.__dict__, **network_hashes(run)}
+    rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)
+    _stop_if_refuted(rows, path)
+    done = {row.index for row in rows}
+    waiting = [i for i in range(len(images)) if i not in done]
+    if waiting:
+        model = load_model(run, recipe, device=device)
+        target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
+        earlier, start = _seconds_of(facts), time.perf_counter()
+        with frozen(model):
+            warnings = target.warnings()
+            for line in warnings:
+                if warn is not None:
+                    warn(line)
+            facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings, "seconds": earlier}
+            if not rows:  # those of an earlier attack must never stand beside the facts of this one
+                facts_path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             write_facts(facts_path, facts)
-            _stop_if_refuted(rows, path)
-            if progress is not None:
-                progress(len(rows))
+            for index in torch.tensor(waiting).split(plan.batch_size):
+                rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
+                write_attack_rows(path, rows)
+                facts["seconds"] = round(earlier + time.perf_counter() - start, 3)
+                write_facts(facts_path, facts)
+                _stop_if_refuted(rows, path)
+                if progress is not None:
+                    progress(len(rows))
     facts |= summary(rows, plan, pixels=images.images[0].numel())
     write_facts(facts_path, facts)
     return AttackedRun(rows, facts, path)
@@ -113,30 +116,32 @@ def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> dict[str
 
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
-    """Return the recorded radius of each image, if the run has a certificate of this split and these weights."""
+    """Return the recorded radius of each image, if the run has a certificate of this split and this network."""
     files = CertificateFiles.of(run.path, plan.split)
-    facts = read_facts(files.facts)
-    if facts.get("split") != plan.split or facts.get("weights_sha256") != file_hash(run.weights):
+    facts = read_object(files.facts, advice="certify again, or remove it") if files.facts.exists() else {}
+    if any(facts.get(key) != value for key, value in {"split": plan.split, **network_hashes(run)}.items()):
         return {}
     if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
         raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
     return {row.index: row.radius for row in read_rows(files.rows)}
 
 
-def _rows_so_far(path: Path, facts_path: Path, settings: Json) -> list[AttackRow]:
-    """Return the rows to go on from; raise if they were made under another plan or with other weights."""
-    before = read_facts(facts_path)
+def _so_far(path: Path, facts_path: Path, settings: Json) -> tuple[list[AttackRow], Json]:
+    """Return the rows to go on from, and their facts; raise if they are of another plan or another network."""
+    rows, before = read_attack_rows(path), read_facts(facts_path)
+    if rows and not before:
+        raise BronetError(f"{path} must have {facts_path.name} beside it to go on from; --overwrite starts anew")
     for key, value in settings.items():
         if before and before.get(key) != value:
             raise BronetError(
                 f"{path} was made with {key} = {before.get(key)}, now it is {value}; --overwrite starts anew"
             )
-    return read_attack_rows(path)
+    return rows, before if rows else {}
 
 
-def _seconds_of(rows: list[AttackRow], facts_path: Path) -> float:
+def _seconds_of(facts: Json) -> float:
     """Return what the rows that are there have taken, as far as it was written down."""
-    seconds = read_facts(facts_path).get("seconds") if rows else None
+    seconds = facts.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else 0.0
 
 

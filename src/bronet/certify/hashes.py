@@ -11,8 +11,9 @@ import torch
 
 from bronet.data import ImageSet
 from bronet.errors import BronetError
+from bronet.json_object import Json
+from bronet.train.run_folder import RunFolder
 
-Json = dict[str, object]
 SEAL = "seal_sha256"
 
 
@@ -22,6 +23,11 @@ def file_hash(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise BronetError(f"cannot read {path}: {error.strerror}; train and certify this run first") from None
+
+
+def network_hashes(run: RunFolder) -> dict[str, str]:
+    """Return what says which network a run has: the weights alone do not tell whether it is mirrored."""
+    return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
 
 
 def images_hash(images: ImageSet) -> str:

@@ -186,8 +186,9 @@ def certified_radius(
     radius. Ties get 0. For many calls, keep `prove(model)` and use its `certify`.
     """
     network = prove(model, tuple(images.shape[1:]))
-    parts = [network.certify(batch).radius for batch in images.split(batch_size)]
-    return torch.cat(parts) if parts else images.new_zeros(0, dtype=torch.float64)
+    if not len(images):
+        return images.new_zeros(0, dtype=torch.float64)
+    return torch.cat([network.certify(batch).radius for batch in images.split(batch_size)])
 
 
 def _norm_rounded_up(x: Tensor) -> Float[Tensor, " b"]:

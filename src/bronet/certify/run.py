@@ -17,12 +17,13 @@ from typing import NamedTuple
 import torch
 
 from bronet.atomic import replace_text
-from bronet.certify.hashes import Json, file_hash, images_hash, sealed
+from bronet.certify.hashes import file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.rows import Row, write_rows
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.schema import Recipe, parse_budget

@@ -4,19 +4,19 @@ Everything is recomputed from the weights and the images, in other batches than 
 confirmed if the recomputed one is no smaller, up to the rounding of another machine.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from bronet.certify.hashes import SEAL, Json, file_hash, images_hash, sealed
+from bronet.certify.hashes import SEAL, file_hash, images_hash, sealed
 from bronet.certify.network import prove
 from bronet.certify.rows import Row, read_rows
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.data import load_images
 from bronet.errors import BronetError
+from bronet.json_object import Json, read_object, shown
 from bronet.train.run_folder import open_run
 
 BATCH_SIZE = 97
@@ -115,14 +115,10 @@ def _facts_file(path: Path) -> Path:
 def read_certificate(path: Path) -> Json:
     """Return the facts of a run folder's certificate, or of the file itself; nothing is checked but their presence."""
     path = _facts_file(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BronetError(f"cannot read {path}: {error}; run `bronet certify` first") from None
-    if not isinstance(content, dict):
-        raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}; certify again")
+    content = read_object(path, advice="run `bronet certify` first")
     for key, kinds in _KINDS.items():
-        if not isinstance(content.get(key), kinds):
-            found = repr(content[key]) if key in content else "nothing"
+        value = content.get(key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            found = shown(value) if key in content else "nothing"
             raise BronetError(f"{path} must say {key} as {kinds[0].__name__}, got {found}; certify again")
     return content

@@ -16,8 +16,11 @@ from typer.core import TyperGroup
 
 from bronet.errors import BronetError
 
-SYSTEM_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""Full disk, full quota, read-only or forbidden place: the user can change it, this program cannot."""
+SYSTEM_REFUSALS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+)
+"""Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle: the user can
+change it, this program cannot."""
 
 
 class ExitStatus(IntEnum):

@@ -120,8 +120,7 @@ def _epochs(run: "RunFolder", wanted: int) -> str:
     """Return how far the training is, if it was here: weights may come from elsewhere."""
     if run.weights.exists() and not run.log.exists():
         return "elsewhere"
-    done = len(run.log.read_text(encoding="utf-8").splitlines()) if run.log.exists() else 0
-    return f"{done} of {wanted} epochs"
+    return f"{len(run.logged())} of {wanted} epochs"
 
 
 def _certificate(run: "RunFolder") -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from bronet.data.cifar import LAYOUTS
 from bronet.errors import BronetError
+from bronet.json_object import Json, read_object
 from bronet.recipe.dataset import DatasetSpec
 from bronet.recipe.reader import read_record
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_plain
 
-Json = dict[str, object]
-
+ADVICE = "a pretrained folder needs it"
 FORMAT = "bronet"
 VERSION = 1
 LONGEST_FILE = 1 << 20
@@ -87,13 +87,6 @@ def _object(path: Path) -> Json:
         size = path.stat().st_size
         if size > LONGEST_FILE:
             raise BronetError(f"{path} must have at most {LONGEST_FILE} bytes, got {size}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BronetError(f"cannot read {path} ({error}); a pretrained folder needs it") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, BronetError):
-            raise
-        raise BronetError(f"{path} must be JSON ({str(error)[:80]})") from None
-    if not isinstance(content, dict):
-        raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+    except OSError as error:
+        raise BronetError(f"cannot read {path} ({error}); {ADVICE}") from None
+    return read_object(path, advice=ADVICE)

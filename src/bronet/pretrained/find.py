@@ -13,8 +13,9 @@ import torch
 
 from bronet.certify.hashes import file_hash
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.models import CertifiableModel, build_model
-from bronet.pretrained.config import Json, class_names, read_config
+from bronet.pretrained.config import class_names, read_config
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.reader import nearest
 from bronet.recipe.schema import Recipe

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from bronet.atomic import replace_bytes
 from bronet.attack.rows import read_attack_rows
-from bronet.certify.hashes import SEAL, Json, file_hash, sealed
+from bronet.certify.hashes import SEAL, file_hash, sealed
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.certify.verify import read_certificate
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.pretrained.find import WEIGHTS, package_home
 from bronet.pretrained.record import published_record, published_text, read_json
 from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained
+from bronet.report.attack_facts import check_attack
 from bronet.train.run_folder import RunFolder, open_run
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*")
@@ -86,8 +88,10 @@ def _certificate(run: RunFolder, results: Path, split: str) -> dict[Path, bytes]
 
 
 def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
-    """Return the published files of every finished attack; raise if one was stopped by a certificate that it broke."""
+    """Return the published files of every finished attack; raise if one broke the certificate, or is not about it."""
     contents: dict[Path, bytes] = {}
+    certified = read_certificate(CertificateFiles.of(run.path, "test").facts)
+    network = {key: str(certified.get(key)) for key in ("weights_sha256", "recipe_sha256")}
     for path in sorted(run.path.glob("attack-*.json")):
         facts, rows = read_json(path), path.with_suffix(".csv")
         if any(row.refutes for row in read_attack_rows(rows)):
@@ -98,6 +102,7 @@ def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
         contents[results / path.name] = _json(facts)
         if not rows.is_file():
             raise BronetError(f"{path} must have its rows in {rows.name}, but there is no such file; attack again")
+        check_attack(path, facts, pixels=None, network=network)
         contents[results / rows.name] = rows.read_bytes()
     return contents
 

@@ -3,13 +3,11 @@
 A path in a command becomes its last part, so that the command still reads as it was typed.
 """
 
-import json
 import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from bronet.errors import BronetError
+from bronet.json_object import Json, read_object
 
-Json = dict[str, object]
 ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
 
 
@@ -26,13 +24,7 @@ def published_record(path: Path) -> Json:
 
 def read_json(path: Path) -> Json:
     """Return the JSON object of a file, or raise naming the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BronetError(f"cannot read {path} ({error}); make it again or remove it") from None
-    if not isinstance(content, dict):
-        raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+    return read_object(path, advice="make it again or remove it")
 
 
 def _last_part(path: str) -> str:

@@ -42,8 +42,9 @@ def save_pretrained(run_dir: Path | str, folder: Path | str, *, name: str = "") 
 
 
 def _certified(run: RunFolder, weights_sha256: str) -> Summary | None:
-    """Return what is proved of these weights on the test images; None if the run does not say."""
+    """Return what is proved of these weights and this recipe on the test images; None if the run does not say."""
     if not CertificateFiles.of(run.path, "test").facts.exists():
         return None
     evidence = read_evidence(run.path)
-    return summarize(evidence) if evidence.certificate.weights_sha256 == weights_sha256 else None
+    network = {"weights_sha256": weights_sha256, "recipe_sha256": file_hash(run.recipe_file)}
+    return summarize(evidence) if evidence.certificate.network.items() <= network.items() else None

@@ -17,14 +17,19 @@ from bronet.train.run_folder import RunFolder, create_run
 
 
 def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
-    """Return a run folder with the network's recipe, record and weights; one that holds them already is kept."""
+    """Return a run folder with the network's recipe, record and weights; one that holds them already is kept.
+
+    One that was interrupted before its weights were there is completed.
+    """
     check_weights(network)
     run = RunFolder(out)
-    if run.recipe_file.exists() and run.weights.exists():
-        if differing_keys(run.recipe(), network.recipe) or file_hash(run.weights) != file_hash(network.weights):
+    if run.recipe_file.exists():
+        if not _is_of(run, network):
             raise BronetError(f"--out must be new or hold {network.name}, got {out} with another run; choose another")
-        return run
-    run = create_run(out, network.recipe)
+        if run.weights.exists():
+            return run
+    else:
+        create_run(out, network.recipe)
     replace_text(run.record, json.dumps({**network.record, "pretrained": network.name}, indent=2) + "\n")
 
     def copy(temporary: Path) -> None:
@@ -32,3 +37,12 @@ def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
 
     replace_file(run.weights, copy)
     return run
+
+
+def _is_of(run: RunFolder, network: TrainedNetwork) -> bool:
+    """Whether a run folder holds the network, or the beginning of it: neither other weights nor any training."""
+    if differing_keys(run.recipe(), network.recipe):
+        return False
+    if run.weights.exists():
+        return file_hash(run.weights) == file_hash(network.weights)
+    return not (run.log.exists() or run.checkpoint.exists())

@@ -5,16 +5,16 @@ come from elsewhere; the recipe and the two files of the certificate are not.
 """
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bronet.certify.rows import Row, read_rows
 from bronet.errors import BronetError
+from bronet.json_object import Json, parse_object, read_object, shown
 from bronet.report.attack_facts import check_attack
 
-Json = dict[str, object]
+ADVICE = "train and certify this run first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,13 @@ class Certificate:
     classes: tuple[str, ...]
     pixels: int | None
     soundness_cost: float | None
+    recipe_sha256: str = ""
+
+    @property
+    def network(self) -> dict[str, str]:
+        """The hashes that tell which network was certified, as far as they were written down."""
+        hashes = {"weights_sha256": self.weights_sha256, "recipe_sha256": self.recipe_sha256}
+        return {key: value for key, value in hashes.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +117,7 @@ def read_evidence(run_dir: Path, *, split: str = "") -> Evidence:
 
 def _read_attack(path: Path, certificate: Certificate) -> Json:
     facts = _read_object(path)
-    check_attack(path, facts, pixels=certificate.pixels)
+    check_attack(path, facts, pixels=certificate.pixels, network=certificate.network)
     return facts
 
 
@@ -120,7 +127,7 @@ def _read_certificate(path: Path) -> Certificate:
     return Certificate(
         data=content.text("data"),
         split=content.text("split"),
-        images=int(content.number("images")),
+        images=content.count("images"),
         eps=content.texts("eps"),
         lipschitz=content.number("lipschitz"),
         layers=tuple(
@@ -140,8 +147,9 @@ def _read_certificate(path: Path) -> Certificate:
         weights_sha256=content.text("weights_sha256"),
         rows_sha256=content.text("rows_sha256") if "rows_sha256" in content.content else "",
         classes=content.texts("classes") if "classes" in content.content else (),
-        pixels=int(content.number("pixels")) if "pixels" in content.content else None,
+        pixels=content.count("pixels") if "pixels" in content.content else None,
         soundness_cost=_soundness_cost(content),
+        recipe_sha256=content.text("recipe_sha256") if "recipe_sha256" in content.content else "",
     )
 
 
@@ -157,7 +165,7 @@ class _Fields:
 
     def __init__(self, path: Path, prefix: str, content: object) -> None:
         if not isinstance(content, dict):
-            raise BronetError(f"{path}: {prefix.rstrip('.')} must be an object, got {content!r}; certify again")
+            raise BronetError(f"{path}: {prefix.rstrip('.')} must be an object, got {shown(content)}; certify again")
         self.path, self.prefix, self.content = path, prefix, content
 
     def value(self, key: str) -> object:
@@ -170,6 +178,12 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise self._wrong(key, "a number", value)
         return float(value)
+
+    def count(self, key: str) -> int:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(key, "a whole number of at least 0", value)
+        return value
 
     def text(self, key: str) -> str:
         value = self.value(key)
@@ -190,33 +204,23 @@ class _Fields:
         return value
 
     def _wrong(self, key: str, wanted: str, value: object) -> BronetError:
-        return BronetError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {value!r}; certify again")
+        return BronetError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {shown(value)}; certify again")
 
 
 def _read_object(path: Path, *, optional: bool = False) -> Json:
     if optional and not path.exists():
         return {}
-    return _parse_object(path, _read_text(path))
+    return read_object(path, advice=ADVICE)
 
 
 def _read_log(path: Path) -> tuple[Json, ...]:
     if not path.exists():
         return ()
-    return tuple(_parse_object(path, line) for line in _read_text(path).splitlines() if line.strip())
-
-
-def _parse_object(path: Path, text: str) -> Json:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BronetError(f"{path} must be JSON, but {error}") from None
-    if not isinstance(content, dict):
-        raise BronetError(f"{path} must hold JSON objects, got {type(content).__name__}")
-    return content
+    return tuple(parse_object(line, path, advice=ADVICE) for line in _read_text(path).splitlines() if line.strip())
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BronetError(f"cannot read {path}: {error}; train and certify this run first") from None
+        raise BronetError(f"cannot read {path}: {error}; {ADVICE}") from None

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from bronet.json_object import Json
 from bronet.printed import bound_text
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import joined
 from bronet.report.classes import per_class
-from bronet.report.evidence import Evidence, Json
+from bronet.report.evidence import Evidence
 from bronet.report.statistics import Statistics, compute_statistics
 
 ABSENT = "–"

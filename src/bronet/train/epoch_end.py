@@ -2,7 +2,6 @@
 validation on held-out images, and what a tracker wants to know.
 """
 
-import json
 from contextlib import nullcontext
 
 import torch
@@ -94,14 +93,12 @@ def _validated(training: Training, epoch: int) -> dict[str, object]:
 
 
 def _stop_if_diverged(training: Training, epoch: int, summary: Summary) -> None:
-    if epoch == 0:
-        return
-    first = json.loads(training.run.log.read_text(encoding="utf-8").splitlines()[0])["loss"]
-    limit = DIVERGED * max(1.0, abs(first))
-    if summary.loss > limit:
+    logged = (entry.get("loss") for entry in training.run.logged()[:epoch])
+    first = next((loss for loss in logged if isinstance(loss, float)), None)
+    if first is not None and summary.loss > DIVERGED * max(1.0, abs(first)):
         raise BronetError(
-            f"loss must not diverge, got {summary.loss:.3g} in epoch {epoch + 1} after {first:.3g} in the first; "
-            f"{_kept(training)}: {ADVICE}"
+            f"loss must not diverge, got {summary.loss:.3g} in epoch {epoch + 1} after {first:.3g} in the first that "
+            f"was logged; {_kept(training)}: {ADVICE}"
         )
 
 

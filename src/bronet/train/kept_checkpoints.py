@@ -19,11 +19,13 @@ def older_checkpoints(run: RunFolder) -> list[Path]:
 
 
 def set_aside(run: RunFolder, *, step: int, keep: int) -> None:
-    """Give the present checkpoint, of `step` steps, a number of its own if more than one is to be kept."""
-    if keep == 1 or not run.checkpoint.exists():
-        return
+    """Give the present checkpoint, of `step` steps, a number of its own if more than one is to be kept.
+
+    If one has that number, the run was resumed from it, and the present checkpoint is the same or damaged.
+    """
     numbered = run.path / f"checkpoint-{step:0{STEP_DIGITS}d}.safetensors"
-    numbered.unlink(missing_ok=True)
+    if keep == 1 or not run.checkpoint.exists() or numbered.exists():
+        return
     try:
         os.link(run.checkpoint, numbered)
     except OSError as error:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from bronet.__about__ import __version__
 from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
+from bronet.json_object import Json, parse_object
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 
@@ -44,8 +46,6 @@ ARTEFACTS = (
     "model.pt2",
     "targeted-sample.csv",
 )
-
-Json = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,19 @@ class RunFolder:
         """Add one line to the log and wait until it is on the disk."""
         append_line(self.log, json.dumps(entry))
 
+    def logged(self) -> list[Json]:
+        """Return the entries of the log in order; lines that are damaged are left out, and a lost log has none."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        entries: list[Json] = []
+        for line in lines:
+            with suppress(BronetError):
+                entries.append(parse_object(line, self.log, advice="resume the run"))
+        return entries
+
     def truncate_log(self, epochs: int) -> None:
-        """Keep the lines of the first `epochs` epochs: a checkpoint may be older than the log."""
-        lines = self.log.read_text(encoding="utf-8").splitlines(keepends=True) if self.log.exists() else []
-        replace_text(self.log, "".join(lines[:epochs]))
+        """Keep the entries of the first `epochs` epochs: a checkpoint may be older than the log."""
+        kept = (entry for entry in self.logged() if entry.get("epoch") in range(1, epochs + 1))
+        replace_text(self.log, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def write_record(self, entry: Json) -> None:
         """Write the record, replacing an earlier one."""

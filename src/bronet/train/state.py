@@ -3,7 +3,6 @@
 Only the first process writes; all read the same file, so after a restart every process stands at the same step.
 """
 
-import json
 from dataclasses import dataclass
 
 from bronet.data import ImageSet, MixedBatches
@@ -100,6 +99,5 @@ def restore(training: Training) -> tuple[int, float]:
 
 def best_so_far(run: RunFolder) -> float:
     """Return the best validation in the log; less than any if there is none."""
-    lines = run.log.read_text(encoding="utf-8").splitlines() if run.log.exists() else []
-    entries = (json.loads(line) for line in lines)
-    return max((entry[VALIDATION_KEY] for entry in entries if VALIDATION_KEY in entry), default=-1.0)
+    found = (entry.get(VALIDATION_KEY) for entry in run.logged())
+    return max((value for value in found if isinstance(value, float)), default=-1.0)

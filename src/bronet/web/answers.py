@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bronet.attack.single import Progress, attack_prediction
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.printed import bound_text
 from bronet.web.picture import WHITE, noise_picture, picture, sheet
-from bronet.web.served import Card, Json, Served
+from bronet.web.served import Card, Served
 from bronet.web.upload import read_upload
 
 STEPS = 40

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.web import answers
 from bronet.web.guard import Guard
 from bronet.web.page import build_page
-from bronet.web.served import Gallery, Json, Served
+from bronet.web.served import Gallery, Served
 from bronet.web.upload import MOST_BYTES
 from bronet.web.worker import BusyError, GivenUpError, Question, Ticket, Work, Worker
 

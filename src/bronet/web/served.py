@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from bronet.certify.hashes import file_hash
+from bronet.certify.hashes import network_hashes
 from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.run import describe, load_model
 from bronet.data import ImageSet, load_images
 from bronet.data.sample import SAMPLED
 from bronet.errors import BronetError
+from bronet.json_object import Json
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
@@ -25,7 +26,6 @@ from bronet.train.run_folder import RunFolder, open_run
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
-Json = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,11 @@ def read_cards(runs: Sequence[str]) -> list[Card]:
 
 
 def _read_card(name: str, folder: RunFolder) -> Card:
-    recipe, weights = folder.recipe(), file_hash(folder.weights)
+    recipe, network = folder.recipe(), network_hashes(folder)
     channels = recipe.data.spec().channels
     if channels not in DRAWABLE_CHANNELS:
         raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
-    evidence, remark = _evidence(folder, weights)
+    evidence, remark = _evidence(folder, network)
     return Card(
         name=name,
         folder=folder,
@@ -89,8 +89,8 @@ def _read_card(name: str, folder: RunFolder) -> Card:
     )
 
 
-def _evidence(folder: RunFolder, weights: str) -> tuple[Evidence | None, str]:
-    """Return what the folder proves of the test images, or None and the reason; other weights prove nothing."""
+def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | None, str]:
+    """Return what the folder proves of the test images, or None and the reason; another network's proves nothing."""
     advice = f"bronet certify {folder.path}"
     if not (folder.path / "certificate.csv").exists():
         return None, f"not certified yet: {advice}"
@@ -98,8 +98,8 @@ def _evidence(folder: RunFolder, weights: str) -> tuple[Evidence | None, str]:
         evidence = read_evidence(folder.path)
     except BronetError as error:
         return None, str(error)
-    if evidence.certificate.weights_sha256 != weights:
-        return None, f"its certificate is of other weights: {advice}"
+    if not evidence.certificate.network.items() <= network.items():
+        return None, f"its certificate is of other weights or of another recipe: {advice}"
     return evidence, ""
 
 
