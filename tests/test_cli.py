@@ -168,6 +168,10 @@ def test_an_unreadable_recipe_file_is_one_line(empty_folder: Path) -> None:
     assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
     (empty_folder / "mine.yaml").write_bytes(b"\xff\xfe")
     assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
+    (empty_folder / "mine.yaml").write_text("")
+    assert refusal("train", "mine.yaml") == "error: in mine.yaml: a recipe must be a table of settings, got None"
+    (empty_folder / "recipe.yaml").write_text("")
+    assert refusal("info", ".") == "error: in recipe.yaml: a recipe must be a table of settings, got None"
 
 
 @pytest.mark.parametrize("radius", ["abc", "-1", "nan", "1/0", "1e3"])
