@@ -200,7 +200,12 @@ def test_one_command_draws_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (lambda: cr_landscape.LandscapeSetting(points=4), "points must be odd"),
         (lambda: cr_landscape.LandscapeSetting(extent=0), "extent must be positive"),
+        (lambda: cr_landscape.LandscapeSetting(extent=float("inf")), "extent must be positive and finite, got inf"),
+        (lambda: cr_landscape.LandscapeSetting(seed=2**64), "seed must satisfy"),
         (lambda: theorem1.TheoremSetting(tau=0), "tau must be positive"),
+        (lambda: theorem1.TheoremSetting(tau=float("inf")), "tau must be positive and finite"),
+        (lambda: theorem1.TheoremSetting(lipschitz=(float("nan"),)), "lipschitz must be positive and finite"),
+        (lambda: theorem1.TheoremSetting(seed=-1), "seed must satisfy"),
         (lambda: theorem1.TheoremSetting(noise=(2.0,)), "noise must lie in"),
         (lambda: theorem1.TheoremSetting(lipschitz=(-1.0,)), "lipschitz must be positive"),
     ],

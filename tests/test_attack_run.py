@@ -297,7 +297,11 @@ def test_without_autoattack_the_message_says_how_to_get_it(copy: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"eps": "0"}, "eps must be positive"), ({"batch_size": 0}, "batch_size must be at least 1")],
+    [
+        ({"eps": "0"}, "eps must be positive"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"seed": 10**20}, "seed must satisfy 0 <= seed < 2.63, got 1"),
+    ],
 )
 def test_bad_plans_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BronetError, match=message):

@@ -127,8 +127,11 @@ def test_equal_budget_recipes_differ_in_the_layer_only() -> None:
         (lambda: layers.Sweep(kinds=("sox",)), "layers must be among bro, soc, .* got 'sox'"),
         (lambda: layers.Sweep(sizes=()), "sizes must hold at least one value"),
         (lambda: equal_budget.Comparison(dataset="imagenet"), "dataset must be one of cifar10, cifar100, digits"),
-        (Budget, "budget must be positive seconds or steps"),
-        (lambda: Budget(seconds=1.0, steps=2), "budget must be positive seconds or steps"),
+        (lambda: equal_budget.Comparison(seed=-1), "seed must satisfy 0 <= seed < 2.63, got -1"),
+        (Budget, "budget must be positive and finite seconds or steps"),
+        (lambda: Budget(seconds=1.0, steps=2), "budget must be positive and finite seconds or steps"),
+        (lambda: Budget(seconds=float("nan")), "budget must be positive and finite seconds or steps, .* got nan"),
+        (lambda: Budget(seconds=float("inf")), "budget must be positive and finite seconds or steps, .* got inf"),
     ],
 )
 def test_bad_settings_are_one_clear_line(make: object, message: str) -> None:

@@ -34,7 +34,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal(*words: str) -> str:
     """Run a command that must be refused; return its one line on stderr."""
-    result = run.invoke(app, words)
+    result = run.invoke(app, words, prog_name="bronet")
     assert result.exit_code == ExitStatus.USER_ERROR
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -84,6 +84,34 @@ def test_an_unknown_option_is_refused(command: str) -> None:
     result = run.invoke(app, [command, "--sed", "3"])
     assert result.exit_code == ExitStatus.USER_ERROR
     assert "--sed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["certify", "--limit", "-1"],
+            "--limit must be greater than or equal to 1, got '-1'; see bronet certify --help",
+        ),
+        (["train", QUICK, "--seed", "nan"], "--seed must be a valid integer, got 'nan'; see bronet train --help"),
+        (["attack", "run", "--norm", "l3"], "--norm: 'l3' is not one of 'l2', 'linf'; see bronet attack --help"),
+        (["check"], "missing argument 'RUN'; see bronet check --help"),
+        (["data"], "missing command; see bronet data --help"),
+        (["recipes", "nope"], "no such command 'nope'; see bronet recipes --help"),
+        (["nope"], "no such command 'nope'; see bronet --help"),
+        (["--nope"], "no such option: --nope; see bronet --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_line_that_cannot_be_read_is_one_line(words: list[str], told: str) -> None:
+    assert refusal(*words) == f"error: {told}"
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]], ids=["bronet", "bench"])
+def test_a_group_without_a_command_shows_its_help(words: list[str]) -> None:
+    shown = run.invoke(app, words)
+    assert "Commands:" in shown.output
+    assert "error" not in shown.output
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -140,6 +168,10 @@ def test_an_unreadable_recipe_file_is_one_line(empty_folder: Path) -> None:
     assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
     (empty_folder / "mine.yaml").write_bytes(b"\xff\xfe")
     assert "could not read the recipe mine.yaml" in refusal("train", "mine.yaml")
+    (empty_folder / "mine.yaml").write_text("")
+    assert refusal("train", "mine.yaml") == "error: in mine.yaml: a recipe must be a table of settings, got None"
+    (empty_folder / "recipe.yaml").write_text("")
+    assert refusal("info", ".") == "error: in recipe.yaml: a recipe must be a table of settings, got None"
 
 
 @pytest.mark.parametrize("radius", ["abc", "-1", "nan", "1/0", "1e3"])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
@@ -57,6 +58,14 @@ def test_unknown_layer_is_one_line_and_status_two() -> None:
         assert status == 2
         assert "layers must be among bro, soc," in output
         assert len(output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--batch", "--repeats"])
+def test_zero_is_not_taken_for_no_option(option: str, tmp_path: Path) -> None:
+    status, output = run("bench", "layers", option, "0", "--layer", "standard", "--out", str(tmp_path))
+    assert status == 2
+    assert "batch and repeats must be at least 1, got" in output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_certificate_and_info_tell_that_lot_has_not_converged(tmp_path: Path) -> None:

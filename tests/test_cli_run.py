@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,11 @@ def test_train_certify_report_write_all_files(trained: Path) -> None:
     reported = run("report", str(trained))
     assert names(trained / "report") == REPORTED
     assert str(trained / "report" / "report.html") in reported.stdout
+    elsewhere = trained.parent / "elsewhere"
+    shutil.rmtree(trained / "report")
+    run("report", str(trained), "--out", str(elsewhere))
+    assert names(elsewhere) == REPORTED
+    assert not (trained / "report").exists()
     assert "30 test images, radii 1/10" in run("info", str(trained)).stdout
 
 

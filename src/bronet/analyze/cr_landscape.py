@@ -8,6 +8,7 @@ gradient jumps. The paper does not name x: we take the correct image with the sm
 closest to the trained weights (or several such images). Only weights that training changes are moved.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from bronet.errors import BronetError
 from bronet.losses import logit_margin
 from bronet.losses.certificate_regularization import PUBLISHED_GAMMA, certificate_risk
 from bronet.models import CertifiableModel
+from bronet.recipe.schema import check_seed
 from bronet.report.curve import LIGHT, style
 
 BATCH = 250
@@ -41,14 +43,15 @@ class LandscapeSetting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.extent > 0:
-            raise BronetError(f"extent must be positive, got {self.extent}")
+        if not 0 < self.extent < math.inf:
+            raise BronetError(f"extent must be positive and finite, got {self.extent}")
         if self.points < 3 or self.points % 2 == 0:
             raise BronetError(
                 f"points must be odd and at least 3 (the trained weights are the middle), got {self.points}"
             )
         if self.images < 1:
             raise BronetError(f"images must be at least 1, got {self.images}")
+        check_seed(self.seed)
 
 
 class Row(NamedTuple):

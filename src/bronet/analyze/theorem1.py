@@ -40,6 +40,7 @@ from bronet.losses import logit_annealing, ramp
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.schema import check_seed
 from bronet.report.curve import LIGHT, style
 
 LIPSCHITZ = tuple(4.0**k for k in range(2, -5, -1))
@@ -60,14 +61,15 @@ class TheoremSetting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.tau > 0 or not 0 < self.delta < 1:
-            raise BronetError(f"tau must be positive and 0 < delta < 1, got {self.tau} and {self.delta}")
-        if not self.lipschitz or min(self.lipschitz) <= 0:
-            raise BronetError(f"lipschitz must be positive constants, got {list(self.lipschitz)}")
+        if not 0 < self.tau < math.inf or not 0 < self.delta < 1:
+            raise BronetError(f"tau must be positive and finite and 0 < delta < 1, got {self.tau} and {self.delta}")
+        if not self.lipschitz or any(not 0 < constant < math.inf for constant in self.lipschitz):
+            raise BronetError(f"lipschitz must be positive and finite constants, got {list(self.lipschitz)}")
         if any(not 0 <= share <= 1 for share in self.noise):
             raise BronetError(f"noise must lie in [0, 1], got {list(self.noise)}")
         if self.steps < 1 or self.batch < 1:
             raise BronetError(f"steps and batch must be at least 1, got {self.steps} and {self.batch}")
+        check_seed(self.seed)
 
 
 class Row(NamedTuple):

@@ -24,7 +24,7 @@ from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.ortho.precision import float32_products
-from bronet.recipe.schema import parse_budget
+from bronet.recipe.schema import check_seed, parse_budget
 
 AttackName = Literal["autoattack", "pgd"]
 PREFLIGHT_IMAGES = 64
@@ -48,6 +48,7 @@ class AttackPlan:
             raise BronetError(f"eps must be positive to attack, got {self.eps}")
         if self.batch_size < 1:
             raise BronetError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_seed(self.seed)
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import dataset_spec
-from bronet.recipe.schema import Recipe, parse_budget
+from bronet.recipe.schema import Recipe, check_seed, parse_budget
 
 ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
 _CIFAR_BATCH = 256
@@ -48,6 +48,7 @@ class Comparison:
                 raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
         if self.images < 1:
             raise BronetError(f"images must be at least 1, got {self.images}")
+        check_seed(self.seed)
         if self.dataset not in ("cifar10", "cifar100", "digits"):
             raise BronetError(f"dataset must be one of cifar10, cifar100, digits, got {self.dataset!r}")
 

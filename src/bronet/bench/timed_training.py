@@ -32,9 +32,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         given = [value for value in (self.seconds, self.steps) if value is not None]
-        if len(given) != 1 or given[0] <= 0:
+        if len(given) != 1 or not 0 < given[0] < math.inf:
             raise BronetError(
-                f"budget must be positive seconds or steps, one of them, got {self.seconds}, {self.steps}"
+                f"budget must be positive and finite seconds or steps, one of them, got {self.seconds}, {self.steps}"
             )
 
     def used(self, *, steps: int, seconds: float) -> float:

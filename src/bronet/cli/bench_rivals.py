@@ -57,8 +57,8 @@ def layers(
         sizes=tuple(size) if size else sweep.sizes,
         widths=tuple(width) if width else sweep.widths,
         kernels=tuple(kernel) if kernel else sweep.kernels,
-        batch=batch or sweep.batch,
-        repeats=repeats or sweep.repeats,
+        batch=sweep.batch if batch is None else batch,
+        repeats=sweep.repeats if repeats is None else repeats,
     )
     console = open_console()
     rows = [row for path in rows_from or () for row in layers.read_rows(path)]

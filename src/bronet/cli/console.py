@@ -23,6 +23,8 @@ LINES_WITHOUT_TERMINAL = 10
 BAR_WIDTH = 24
 TWO_SIDED = 1.96
 """Standard errors on either side that hold 95 % of a normal distribution."""
+LARGEST_VARIANCE = 0.25
+"""Of one image's being right or wrong: that of a share of one half."""
 
 
 def open_console() -> Console:
@@ -64,10 +66,10 @@ def show_results(console: Console, summaries: Sequence[Summary]) -> None:
 
 
 def sample_note(evidence: Evidence) -> str:
-    """Return the line that says how little a sample knows of the test set, at a share of one half: where least."""
+    """Return the line that says how little a sample knows of the test set."""
     count = len(evidence.rows)
-    points = 100 * TWO_SIDED * math.sqrt(0.25 / count)
-    return f"note:    numbers of a sample of {count:,} test images, not of the test set; +- {points:.1f} points or less"
+    points = 100 * TWO_SIDED * math.sqrt(LARGEST_VARIANCE / count)
+    return f"note:    numbers of a sample of {count:,} test images, not of the test set; +- {points:.0f} points or less"
 
 
 def show_naive(console: Console, summary: Summary) -> None:

@@ -7,6 +7,7 @@ signal itself, which a shell also shows as 143.
 
 import errno
 import os
+import re
 import sys
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -22,6 +23,12 @@ SYSTEM_REFUSALS = frozenset(
 """Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle: the user can
 change it, this program cannot."""
 
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""A command line that cannot be read. Which module holds this class differs between versions of typer."""
+BAD_VALUE = re.compile(r"Invalid value for '?(?P<option>[^']+?)'?: (?:Value error, )?(?P<rule>.*)")
+EXPECTED = "Input should be "
+REFUSED_VALUE = re.compile(r"input_value=(.+), input_type=")
+
 
 class ExitStatus(IntEnum):
     """Statuses besides success and those of a signal."""
@@ -34,12 +41,21 @@ class ExitStatus(IntEnum):
 class Commands(TyperGroup):
     """The group of all commands: turns what they raise into one line on stderr and an exit status."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words up to the name of the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            raise _misread(error) from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; a fault of this program passes through with its traceback."""
         try:
             return super().invoke(ctx)
         except BronetError as error:
             raise _ended(f"error: {error}", ExitStatus.USER_ERROR) from None
+        except UsageError as error:
+            raise _misread(error) from None
         except KeyboardInterrupt:
             raise _ended("interrupted", ExitStatus.CTRL_C) from None
         except OSError as error:
@@ -58,6 +74,24 @@ def leave(status: object) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _misread(error: Any) -> Exception:
+    """Print in one line what is wrong with a command line and return the exception that ends the process.
+
+    The help page of a group of commands, which comes as such an error, is returned as it is.
+    """
+    text = error.format_message().strip()
+    if "\n" in text or not text:
+        return error  # type: ignore[no-any-return]
+    if bad := BAD_VALUE.fullmatch(text):
+        option, rule = bad["option"], bad["rule"]
+        text = f"{option} must be {rule.removeprefix(EXPECTED)}" if rule.startswith(EXPECTED) else f"{option}: {rule}"
+        given = REFUSED_VALUE.search(str(error.__cause__))
+        if given and given[1] not in text:
+            text = f"{text.partition(',')[0]}, got {given[1]}"
+    command = error.ctx.command_path if error.ctx else "bronet"
+    return _ended(f"error: {text[0].lower()}{text[1:].rstrip('.')}; see {command} --help", ExitStatus.USER_ERROR)
 
 
 def _ended(message: str, status: int) -> typer.Exit:

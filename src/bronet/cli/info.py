@@ -68,7 +68,7 @@ def _installation(data_dir: Path | None) -> Facts:
 
     facts = [("bronet", __version__), ("python", platform.python_version())]
     facts += [(package, importlib.metadata.version(package)) for package in PACKAGES]
-    facts += [("cpu", f"{platform.machine()}, {torch.get_num_threads()} threads")]
+    facts += [("cpu", f"{platform.machine()}, threads: {torch.get_num_threads()}")]
     for number in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(number)
         facts += [(f"cuda:{number}", f"{device.name}, {device.total_memory / BYTES_PER_GIB:.0f} GiB")]

@@ -31,7 +31,8 @@ def recipes() -> None:
 
     Example:  bronet recipes show digits/quickstart > mine.yaml
 
-    Writes nothing. A YAML file, changed as you like, is what `bronet train` reads.
+    Writes nothing. A YAML file, changed as you like, is what `bronet train` reads. Without a command it lists; `bronet
+    recipes --table 1` lists one table of the paper, with its numbers.
     """
 
 

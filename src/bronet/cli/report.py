@@ -11,6 +11,9 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from rich.console import Console
 
+REPORT = Path("report")
+"""Where a comparison of runs and a figure go by default."""
+
 
 def report(
     runs: Annotated[
@@ -30,19 +33,20 @@ def report(
         typer.Option("--fill", metavar="PAGE", help="Compute the generated blocks of a Markdown page anew."),
     ] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder of published runs.")] = Path("results"),
-    out: Annotated[Path, typer.Option("--out", help="Folder of a comparison of several runs, or a figure.")] = Path(
-        "report"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write to. Default: report; of one run, report/ in its folder."),
+    ] = None,
 ) -> None:
     """Draw tables, curve and HTML page of certified runs. Or set tables of the paper beside published ones.
 
     Example:  bronet report runs/quickstart
 
-    One run: writes its folder report/ with report.html, summary.md, .json and .csv, and the certified accuracy and the
-    margins as curve and margins, .png and .pdf. Several: writes comparison.md, .csv and .json, curve and margins into
-    --out. Needs no weights and no data. From published runs: --table prints the paper's rows, ours and the difference
-    as Markdown; --figure writes figure-N.png and .pdf into --out; --fill rewrites what stands between the markers of
-    a page.
+    One run: writes report.html, summary.md, .json and .csv, and the certified accuracy and the margins as curve and
+    margins, .png and .pdf, into its folder report/. Several: writes comparison.md, .csv and .json, curve and margins
+    into the folder report. Needs no weights and no data. From published runs: --table prints the paper's rows, ours and
+    the difference as Markdown; --figure writes figure-N.png and .pdf; --fill rewrites what stands between the markers
+    of a page. --out names another folder to write to.
     """
     from bronet.cli.console import open_console
 
@@ -63,7 +67,7 @@ def report(
     elif figure is not None:
         from bronet.report.losses import draw_figure
 
-        _write_figure(draw_figure(figure, published), out / f"figure-{figure}")
+        _write_figure(draw_figure(figure, published), (out or REPORT) / f"figure-{figure}")
     else:
         from bronet.atomic import replace_text
         from bronet.report.fill import filled, read_page
@@ -76,14 +80,15 @@ def report(
             typer.echo(f"filled   {page}")
 
 
-def _report_runs(runs: list[Path], out: Path, console: "Console") -> None:
+def _report_runs(runs: list[Path], out: Path | None, console: "Console") -> None:
     from bronet.cli.console import say, show_results
     from bronet.report import write_comparison, write_report
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
     summaries = [summarize(read_evidence(run)) for run in runs]
-    written = list(write_report(runs[0])) if len(runs) == 1 else write_comparison(summaries, out)
+    one = len(runs) == 1
+    written = list(write_report(runs[0], folder=out)) if one else write_comparison(summaries, out or REPORT)
     show_results(console, summaries)
     for path in written:
         say(console, f"wrote    {path}")

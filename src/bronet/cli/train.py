@@ -202,6 +202,8 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
             recipe = from_text(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise BronetError(f"could not read the recipe {path} ({error}); give a YAML file or a name") from None
+        except BronetError as error:
+            raise BronetError(f"in {path}: {error}") from None
     else:
         try:
             recipe = named_recipe(text)

@@ -35,6 +35,12 @@ def parse_budget(text: str, *, name: str = "budget") -> float:
     return float(Fraction(numerator) / int(denominator or 1))
 
 
+def check_seed(seed: int, *, name: str = "seed") -> None:
+    """Refuse a seed that a generator could not take."""
+    if not 0 <= seed < SEED_LIMIT:
+        raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {seed}")
+
+
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise BronetError(f"{name} must be at least {least}, got {value}")
@@ -211,8 +217,7 @@ class TrainRecipe:
         _at_least("train.validate_every", self.validate_every, 0)
         if not 0 <= self.ema_decay < 1:
             raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
-        if not 0 <= self.seed < SEED_LIMIT:
-            raise BronetError(f"train.seed must satisfy 0 <= seed < 2^63, got {self.seed}")
+        check_seed(self.seed, name="train.seed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,8 @@ class ReportPaths(NamedTuple):
     summary_csv: Path
 
 
-def write_report(run_dir: Path | str) -> ReportPaths:
-    """Write the report of a certified run into its folder `report/` and return the paths.
+def write_report(run_dir: Path | str, *, folder: Path | None = None) -> ReportPaths:
+    """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths.
 
     Guaranteed: everything is computed before the first file is written, and each file is replaced as a whole.
     """
@@ -43,7 +43,7 @@ def write_report(run_dir: Path | str) -> ReportPaths:
     light, dark = draw_curve(runs, eps), draw_curve(runs, eps, theme=DARK)
     margins = draw_margins({evidence.name: (evidence.train_rows, evidence.rows)})
     png = figure_bytes(light, "png")
-    folder = run_dir / "report"
+    folder = run_dir / "report" if folder is None else folder
     paths = ReportPaths(
         curve_png=folder / "curve.png",
         curve_pdf=folder / "curve.pdf",

@@ -100,6 +100,8 @@ class RunFolder:
             return from_text(self.recipe_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise BronetError(f"could not read {self.recipe_file} ({error}); give the folder of a run") from None
+        except BronetError as error:
+            raise BronetError(f"in {self.recipe_file}: {error}") from None
 
     def append_log(self, entry: Json) -> None:
         """Add one line to the log and wait until it is on the disk."""
