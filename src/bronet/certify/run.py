@@ -19,7 +19,7 @@ import torch
 from bronet.atomic import replace_text
 from bronet.certify.hashes import file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
-from bronet.certify.network import ProvedNetwork, prove
+from bronet.certify.network import ProvedNetwork, images_at_once, prove
 from bronet.certify.rows import Row, write_rows
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
@@ -72,15 +72,15 @@ def certify_run(
     targeted: bool = False,
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
-    batch_size: int = 250,
+    batch_size: int | None = None,
     command: str = "",
     progress: Progress | None = None,
 ) -> CertifiedRun:
     """Prove the radius of every image of a split and write the rows into the run's folder.
 
     `eps` are the budgets a report shows (default: the recipe's); `limit` certifies only the first images, and the
-    facts say so; `targeted` also writes how far each image is from each class. `progress` is called with the number of
-    images done after every batch.
+    facts say so; `targeted` also writes how far each image is from each class. `batch_size` images are computed at
+    once, by default as many as suit the device. `progress` is called with the number of images done after every batch.
     """
     run = open_run(Path(run_dir))
     recipe = run.recipe()
@@ -92,7 +92,8 @@ def certify_run(
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()
     network = prove(model)
-    result = certify_images(model, network, images, batch_size=batch_size, progress=progress)
+    at_once = batch_size or images_at_once(images.images.device)
+    result = certify_images(model, network, images, batch_size=at_once, progress=progress)
     seconds = time.perf_counter() - start
     if file_hash(run.weights) != weights:
         raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
