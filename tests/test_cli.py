@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bronet.__about__ import __version__
@@ -112,6 +113,30 @@ def test_a_group_without_a_command_shows_its_help(words: list[str]) -> None:
     shown = run.invoke(app, words)
     assert "Commands:" in shown.output
     assert "error" not in shown.output
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+    ids=["python", "gpu", "cpu"],
+)
+def test_too_little_memory_is_one_line_and_other_faults_are_not(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    raised: Exception = error
+    monkeypatch.setattr("bronet.pretrained.round_run", fails)
+    told = refusal("round", "run", "--out", "other")
+    assert told.startswith("error: there is not enough memory (")
+    assert told.endswith("); take fewer images at once or a smaller network")
+    raised = RuntimeError("a fault of this program")
+    assert run.invoke(app, ["round", "run", "--out", "other"]).exception is raised
 
 
 def test_version_is_that_of_the_package() -> None:

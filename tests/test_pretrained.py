@@ -168,8 +168,36 @@ def test_a_depth_that_both_files_claim_allocates_nothing(folder: Path) -> None:
         load_pretrained(folder)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(BronetError, match=f"did you mean '{DIGITS}'"):
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("model.depth=999999999", "must hold a tensor for each of the 1000000000 layers, got"),
+        ("model.width=1000000000000", "must be of a size that can be built"),
+        (f"model.width={10**30}", "must be of a size that can be built"),
+        ("model.width=1000000", "must have shape"),
+    ],
+)
+def test_the_recipe_of_a_run_cannot_ask_for_more_than_its_weights_hold(run: Path, setting: str, told: str) -> None:
+    with pytest.raises(BronetError, match=told):
+        load_model(open_run(run), override(open_run(run).recipe(), [setting]))
+
+
+def test_rounding_that_was_interrupted_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bronet.pretrained.rounding.save_rounded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            round_run(run, tmp_path / "rounded")
+    assert not (tmp_path / "rounded").exists()
+    assert round_run(run, tmp_path / "rounded").weights.is_file()
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(BronetError, match=f"the package has {', '.join(pretrained_names())}"):
         bronet.load_pretrained("bronet-digit/digits")
 
 

@@ -25,10 +25,10 @@ from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.json_object import Json
 from bronet.layers import frozen
-from bronet.models import CertifiableModel, build_model
+from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
 from bronet.train.run_folder import RunFolder, open_run
-from bronet.train.weights import load_weights
+from bronet.train.weights import trained_model
 
 Progress = Callable[[int], None]
 
@@ -58,9 +58,7 @@ class CertifiedRun:
 
 def load_model(run: RunFolder, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
     """Return the trained network of a run, in evaluation mode."""
-    model = build_model(recipe.model, recipe.data.spec(), device=device)
-    load_weights(run.weights, model)
-    return model.eval()
+    return trained_model(run.weights, recipe, device=device)
 
 
 def certify_run(

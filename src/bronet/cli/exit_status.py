@@ -63,6 +63,18 @@ class Commands(TyperGroup):
                 raise
             where = f" {error.filename}" if error.filename else ""
             raise _ended(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0] or "none is left"
+            advice = "take fewer images at once or a smaller network"
+            raise _ended(f"error: there is not enough memory ({reason}); {advice}", ExitStatus.USER_ERROR) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, of this machine or of a GPU; torch has no class for the former."""
+    cpu = "can't allocate memory" in str(error)
+    return cpu or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def leave(status: object) -> NoReturn:

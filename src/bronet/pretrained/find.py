@@ -14,15 +14,12 @@ import torch
 from bronet.certify.hashes import file_hash
 from bronet.errors import BronetError
 from bronet.json_object import Json
-from bronet.models import CertifiableModel, build_model
+from bronet.models import CertifiableModel
 from bronet.pretrained.config import class_names, read_config
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.reader import nearest
 from bronet.recipe.schema import Recipe
-from bronet.recipe.text import differing_keys, from_text
+from bronet.recipe.text import differing_keys
 from bronet.train.run_folder import RunFolder
-from bronet.train.tensor_file import check_names, check_shape, read_tensors
-from bronet.train.weights import KIND, RECIPE_KEY, copy_into
+from bronet.train.weights import read_recipe, trained_model
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -97,19 +94,9 @@ def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> 
     """
     network = find_network(what)
     check_weights(network)
-    tensors, metadata = read_tensors(network.weights, KIND, [RECIPE_KEY])
-    differing = differing_keys(from_text(metadata[RECIPE_KEY]), network.recipe)
-    if differing:
+    if differing := differing_keys(read_recipe(network.weights), network.recipe):
         raise BronetError(f"{network.folder}: its two files must have one recipe, but {differing[0]} differs")
-    if (layers := _layers(network.recipe.model)) > len(tensors):
-        raise BronetError(f"{network.weights} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
-    expected = build_model(network.recipe.model, network.recipe.data.spec(), device="meta").state_dict()
-    check_names(network.weights, tensors, expected)
-    for name, tensor in tensors.items():
-        check_shape(network.weights, name, tensor, expected[name])
-    model = build_model(network.recipe.model, network.recipe.data.spec(), device=device)
-    copy_into(model, tensors, network.weights)
-    return model.eval()
+    return trained_model(network.weights, network.recipe, device=device)
 
 
 def check_weights(network: TrainedNetwork) -> None:
@@ -124,18 +111,7 @@ def _packaged(name: str) -> Path:
     names = pretrained_names()
     if name in names:
         return package_home() / name
-    hint = f"; did you mean {nearest(name, names)!r}?" if names else ""
     raise BronetError(
-        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither{hint}"
+        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
+        f"the package has {', '.join(names) or 'none'}"
     )
-
-
-def _layers(architecture: Architecture) -> int:
-    """Return how many layers with parameters an architecture has at least."""
-    match architecture:
-        case BRONetArchitecture():
-            return architecture.depth + architecture.dense_depth + architecture.regularized_depth
-        case LipConvNetArchitecture():
-            return architecture.depth
-        case _:
-            return len(architecture.widths)

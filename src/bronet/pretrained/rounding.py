@@ -16,7 +16,7 @@ from bronet.errors import BronetError
 from bronet.pretrained.record import read_json
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_text
-from bronet.train.run_folder import RunFolder, create_run, open_run
+from bronet.train.run_folder import RunFolder, create_run, open_run, remove_run
 from bronet.train.tensor_file import write_tensors
 from bronet.train.weights import KIND, RECIPE_KEY
 
@@ -48,9 +48,13 @@ def round_run(run_dir: Path | str, out: Path | str) -> RunFolder:
     model = load_model(run, recipe)
     record = {**read_json(run.record), "weights": REMARK} if run.record.exists() else None
     result = create_run(out, recipe)
-    if run.log.exists():
-        replace_bytes(result.log, run.log.read_bytes())
-    if record is not None:
-        result.write_record(record)
-    save_rounded(result.weights, model, recipe=recipe)
+    try:
+        if run.log.exists():
+            replace_bytes(result.log, run.log.read_bytes())
+        if record is not None:
+            result.write_record(record)
+        save_rounded(result.weights, model, recipe=recipe)
+    except BaseException:  # also Ctrl-C: half a run would be in the way of the next attempt
+        remove_run(result)
+        raise
     return result

@@ -149,6 +149,14 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
     return run
 
 
+def remove_run(run: RunFolder) -> None:
+    """Remove the files of a run, and its folder if nothing else is in it."""
+    _remove_artefacts(run)
+    remove_leftovers(run)
+    if not any(run.path.iterdir()):
+        run.path.rmdir()
+
+
 def _is_leftover(path: Path) -> bool:
     """Whether a file is what a killed write left behind."""
     return path.name.startswith(".") and path.suffix == TEMPORARY_SUFFIX

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.models import CertifiableModel, build_model
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 from bronet.train.sharding import cut, gathered, part_of
@@ -38,6 +40,43 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """Copy stored weights into the model; names, shapes and values are checked before anything changes."""
     tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
     copy_into(model, tensors, path)
+
+
+def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
+    """Return the network of a recipe with stored weights, in evaluation mode.
+
+    A recipe may name a network of any size: nothing of its size is built before the file is known to hold it.
+    """
+    tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
+    if (layers := _least_layers(recipe.model)) > len(tensors):
+        raise BronetError(f"{path} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
+    expected = _outline(recipe)
+    check_names(path, tensors, expected)
+    for name, tensor in tensors.items():
+        check_shape(path, name, tensor, expected[name])
+    model = build_model(recipe.model, recipe.data.spec(), device=device)
+    copy_into(model, tensors, path)
+    return model.eval()
+
+
+def _outline(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the tensors of a recipe's network without their numbers."""
+    try:
+        return build_model(recipe.model, recipe.data.spec(), device="meta").state_dict()
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
+        reason = str(error).partition("\n")[0]
+        raise BronetError(f"the network of {recipe.name} must be of a size that can be built ({reason})") from None
+
+
+def _least_layers(architecture: Architecture) -> int:
+    """Return how many layers with parameters an architecture has at least."""
+    match architecture:
+        case BRONetArchitecture():
+            return architecture.depth + architecture.dense_depth + architecture.regularized_depth
+        case LipConvNetArchitecture():
+            return architecture.depth
+        case _:
+            return len(architecture.widths)
 
 
 @torch.no_grad()
