@@ -5,6 +5,7 @@ A full disk, a crash or a lost power supply leaves the previous file as it was. 
 last one may be cut short.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         _flush(path.parent, os.O_RDONLY)
     except OSError as error:
         raise BronetError(
-            f"could not write {path} ({error}); what was there before is unchanged: free some space and try again"
+            f"could not write {path} ({error}); what was there before is unchanged: {_advice(error)} and try again"
         ) from None
 
 
@@ -57,7 +58,12 @@ def append_line(path: Path, line: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise BronetError(f"could not write {path} ({error}); free some space and resume") from None
+        raise BronetError(f"could not write {path} ({error}); {_advice(error)} and resume") from None
+
+
+def _advice(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
+    return "free some space" if full else "make that place writable"
 
 
 def _write(path: Path, content: bytes) -> None:
