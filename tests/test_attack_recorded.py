@@ -143,6 +143,24 @@ def test_work_is_recorded_on_the_device_it_runs_on(monkeypatch: pytest.MonkeyPat
     assert asked == [place, "stream of cuda:1"]
 
 
+def test_what_cannot_be_recorded_is_computed_as_before_and_not_tried_again() -> None:
+    tried = []
+
+    def in_vain() -> Recorder:
+        def record(_: Work) -> Work:
+            tried.append(1)
+            raise torch.OutOfMemoryError("no memory is left")
+
+        return record
+
+    model = network()
+    replayed = Recorded(model, in_vain)
+    for seed in range(ORDINARY_CALLS + 3):
+        assert torch.equal(replayed(images(3, seed)), model(images(3, seed)))
+    assert len(tried) == 1
+    assert replayed.unrecorded == {images(3).shape}
+
+
 def test_a_cpu_records_nothing() -> None:
     model = network()
     assert recorded(model, torch.device("cpu")) is model

@@ -35,24 +35,33 @@ class Recorded:
         self.model, self.new_recorder = model, new_recorder
         self.calls: Counter[torch.Size] = Counter()
         self.recordings: OrderedDict[torch.Size, Recording] = OrderedDict()
-        self.too_large: set[torch.Size] = set()
+        self.unrecorded: set[torch.Size] = set()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the logits."""
         size = pixels.shape
         self.calls[size] += 1
-        if self.calls[size] <= ORDINARY_CALLS or size in self.too_large:
+        if self.calls[size] <= ORDINARY_CALLS or size in self.unrecorded:
             return self.model(pixels)
-        if size not in self.recordings:
-            if _rehearsed(self.model, pixels) > LARGEST_SHARE:
-                self.too_large.add(size)
-                return self.model(pixels)
-            self.recordings[size] = Recording(self.model, pixels, self.new_recorder())
-            if len(self.recordings) > MOST_RECORDINGS:
-                self.recordings.popitem(last=False)
+        recording = self.recordings.get(size) or self._record(pixels)
+        if recording is None:
+            self.unrecorded.add(size)
+            return self.model(pixels)
+        self.recordings[size] = recording
         self.recordings.move_to_end(size)
-        logits: Tensor = _Replay.apply(pixels, self.recordings[size])  # type: ignore[no-untyped-call]
+        if len(self.recordings) > MOST_RECORDINGS:
+            self.recordings.popitem(last=False)
+        logits: Tensor = _Replay.apply(pixels, recording)  # type: ignore[no-untyped-call]
         return logits
+
+    def _record(self, pixels: Tensor) -> "Recording | None":
+        """Return a recording; None where it would be too large, or cannot be made: then calls go on as before."""
+        try:
+            if _rehearsed(self.model, pixels) > LARGEST_SHARE:
+                return None
+            return Recording(self.model, pixels, self.new_recorder())
+        except RuntimeError:  # memory ran out, or a layer waits for the host
+            return None
 
 
 class Recording:
