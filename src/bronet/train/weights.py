@@ -50,10 +50,7 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
     if (layers := _least_layers(recipe.model)) > len(tensors):
         raise BronetError(f"{path} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
-    expected = _outline(recipe)
-    check_names(path, tensors, expected)
-    for name, tensor in tensors.items():
-        check_shape(path, name, tensor, expected[name])
+    _check_fit(path, tensors, _outline(recipe))
     model = build_model(recipe.model, recipe.data.spec(), device=device)
     copy_into(model, tensors, path)
     return model.eval()
@@ -83,10 +80,16 @@ def _least_layers(architecture: Architecture) -> int:
 def copy_into(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Copy tensors, read from `path`, into the model's parameters and buffers, all or none."""
     state = model.state_dict()
-    check_names(path, tensors, state)
+    _check_fit(path, tensors, state)
     for name, tensor in tensors.items():
-        check_shape(path, name, tensor, state[name])
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise BronetError(f"{name} in {path} must be finite, but it holds NaN or infinity")
     for name, tensor in tensors.items():
         part_of(state[name]).copy_(cut(tensor, state[name]))
+
+
+def _check_fit(path: Path, tensors: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Refuse tensors of other names or shapes than a model's."""
+    check_names(path, tensors, state)
+    for name, tensor in tensors.items():
+        check_shape(path, name, tensor, state[name])
