@@ -163,9 +163,6 @@ def _potential_xl(layer: str) -> StackArchitecture:
     )
 
 
-BRONET_S = BRONetArchitecture(width=128, dense_depth=4, dense_width=512)
-"""BRONet-M at a quarter of its width, with half of its dense layers: two million parameters, not the paper's."""
-
 _BRONETS: dict[str, Architecture] = {
     # CIFAR (Table 1, App. B.3)
     "bronet-m": BRONetArchitecture(rank="1/4", dense="bro"),
@@ -208,7 +205,8 @@ _BRONETS: dict[str, Architecture] = {
     # Table 12's two widths
     "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
     "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
-    "bronet-s": BRONET_S,
+    # BRONet-M at a quarter of its width, with half of its dense layers: two million parameters, not the paper's
+    "bronet-s": BRONetArchitecture(width=128, dense_depth=4, dense_width=512),
     # Small models for CPUs
     "bronet-small": BRONetArchitecture(width=64, depth=4, dense_depth=2, dense_width=256),
     "bronet-digits": BRONetArchitecture(

@@ -7,7 +7,7 @@ thirteen minutes of one H200 (docs/speedrun.md). Recipes for other networks and 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bronet.recipe.architecture import BRONET_S, NAMED, BRONetArchitecture
+from bronet.recipe.architecture import NAMED
 from bronet.recipe.bronet_recipes import bronet_recipes
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 
@@ -42,18 +42,17 @@ def small_recipes() -> Iterator[Recipe]:
 def fast_recipes() -> Iterator[Recipe]:
     """Yield the paper's networks, and one that is small enough to be in the package, with the short schedule."""
     for recipe in bronet_recipes():
-        if recipe.name in FAST_OF and isinstance(recipe.model, BRONetArchitecture):
-            yield _fast(recipe, recipe.model, name=f"{recipe.name}-fast")
-            if recipe.name == "cifar10/bronet-m":
-                yield _fast(recipe, BRONET_S, name="cifar10/bronet-s-fast")
+        if recipe.name in FAST_OF:
+            yield _fast(recipe)
+        if recipe.name == "cifar10/bronet-m":
+            yield _fast(replace(recipe, name="cifar10/bronet-s", model=NAMED["bronet-s"]))
 
 
-def _fast(recipe: Recipe, model: BRONetArchitecture, *, name: str) -> Recipe:
-    """Return a recipe with a network, mirrored, a quarter of the epochs, and Muon for NAdam with Lookahead."""
+def _fast(recipe: Recipe) -> Recipe:
+    """Return a recipe with a quarter of its epochs, and Muon for NAdam with Lookahead."""
     return replace(
         recipe,
-        name=name,
-        model=replace(model, mirrored=True),
+        name=f"{recipe.name}-fast",
         loss=replace(recipe.loss, emma_eps=FAST_BUDGET),
         optim=FAST_OPTIMIZER,
         train=replace(recipe.train, epochs=FAST_EPOCHS, batch_size=FAST_BATCH, precision="bf16"),
