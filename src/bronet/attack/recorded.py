@@ -115,9 +115,9 @@ class _Replay(torch.autograd.Function):
         return ctx.recording.gradient_at(ctx.pixels, weights, turn=ctx.turn), None
 
 
-def recorded(model: Model, device: torch.device) -> Model:
-    """Return the model, recorded where that is possible: on a GPU."""
-    return Recorded(model, partial(cuda_recorder, device)) if device.type == "cuda" else model
+def recorded(model: Model, device: torch.device) -> Recorded:
+    """Return the model, recorded on a GPU."""
+    return Recorded(model, partial(cuda_recorder, device))
 
 
 def cuda_recorder(device: torch.device) -> Recorder:

@@ -1,7 +1,7 @@
 """What is attacked, and with what: the float32 network gives gradients, the float64 program judges.
 
-On a GPU the search computes in half precision, several times faster, and replays what it recorded. An image that it
-takes for broken and the judge does not is searched again in float32.
+On a GPU the search computes in half precision, several times faster, replays what it recorded, and asks about round
+numbers of images. An image that it takes for broken and the judge does not is searched again in float32.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from bronet.attack.judge import Norm, Verdict, judge
 from bronet.attack.pgd import l2_pgd, linf_pgd
 from bronet.attack.preflight import preflight
 from bronet.attack.recorded import recorded
+from bronet.attack.round_numbers import in_round_numbers
 from bronet.attack.rows import AttackRow
 from bronet.certify.network import Certificate, ProvedNetwork
 from bronet.data import ImageSet
@@ -98,14 +99,14 @@ class Target:
         Rounding to float32 moves an image; the judge measures from the exact one.
         """
         images, eps = exact.float(), parse_budget(plan.eps)
-        coarse = self._recorded(in_half_precision(self.model))
+        coarse = self._searched(in_half_precision(self.model))
         found = self._search(coarse, plan, images, labels, first=first)
         with torch.no_grad():
             taken_for_broken = coarse(found).argmax(dim=1) != labels
         verdict = judge(self.network.logits, exact, found, norm=plan.norm, eps=eps)
         misled = taken_for_broken & (verdict.prediction == labels)
         if misled.any():
-            fine = self._recorded(self.model)
+            fine = self._searched(self.model)
             with float32_products(tf32=False):
                 found[misled] = self._search(fine, plan, images[misled], labels[misled], first=first)
             verdict = judge(self.network.logits, exact, found, norm=plan.norm, eps=eps)
@@ -123,8 +124,12 @@ class Target:
         search = pgd(model, images, labels, eps=eps, steps=plan.steps, restarts=plan.restarts, generator=generator)
         return search.images
 
-    def _recorded(self, model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return recorded(model, self.images.images.device) if self.model.recordable else model
+    def _searched(self, model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the model as a search calls it fastest."""
+        device = self.images.images.device
+        if device.type != "cuda":
+            return model
+        return in_round_numbers(recorded(model, device) if self.model.recordable else model)
 
     def _radius(self, index: Int[Tensor, " b"], proved: Certificate) -> Float[Tensor, " b"]:
         """Return the radius that is claimed: recorded in the run's certificate, else proved now."""
