@@ -103,20 +103,17 @@ def _all_recipes() -> "Table":
 
 def _paper_table(number: int) -> "Table":
     """Return the rows of a table of the paper; quoted rows have no recipe."""
-    from bronet.recipe import paper_rows, recipe_names, sweep_names
-    from bronet.recipe.sweep import MARK
+    from bronet.recipe import paper_rows
 
-    known = {*recipe_names(), *sweep_names()}
     rows = paper_rows(number)
     others = any(row.others for row in rows)
     table = _empty_table("row", "data", numbers=("clean", "36/255", "72/255", "108/255"))
     for heading in ("others", "recipe") if others else ("recipe",):
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        recipe = row.recipe if row.recipe.partition(MARK)[0] in known else "-"
         numbers = ("-" if value is None else f"{value:g}" for value in (row.clean, *row.certified))
         more = (", ".join(f"{key} {value:g}" for key, value in row.others.items()),) if others else ()
-        _add(table, row.row, row.group, *numbers, *more, recipe)
+        _add(table, row.row, row.group, *numbers, *more, row.recipe or "-")
     return table
 
 

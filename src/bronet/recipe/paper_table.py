@@ -1,7 +1,7 @@
 """The paper's numbers as data: one row of Tables 1 to 6 and 9 to 16, with the recipe that trains it, if any.
 
-Rows quoted from the literature have no recipe; neither has a rival's row before its layer exists. Accuracies are in
-percent, as printed. The tables are numbered in the order of the paper's source.
+Rows quoted from the literature have no recipe. Accuracies are in percent, as printed. The tables are numbered in the
+order of the paper's source.
 """
 
 import csv
