@@ -4,10 +4,11 @@ A run stands beside a row of the paper only if its recipe is the named one, up t
 (seed, precision, what is kept on the way), and if the whole test set was certified. Any other run says what differs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bronet.errors import BronetError
+from bronet.recipe.architecture import BRONetArchitecture
 from bronet.recipe.catalog import named_recipe
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
@@ -80,6 +81,17 @@ def runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
     """Return the full runs of a named recipe, by seed."""
     chosen = [run for run in runs if run.recipe.name == recipe and not run.remark]
     return sorted(chosen, key=lambda run: run.recipe.train.seed)
+
+
+def mirrored_runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
+    """Return the runs that were trained as a named recipe says, and mirrored only to be evaluated, by seed."""
+    unmirrored = []
+    for run in runs:
+        model = run.recipe.model
+        if run.recipe.name == recipe and isinstance(model, BRONetArchitecture) and model.mirrored:
+            plain = replace(run.recipe, model=replace(model, mirrored=False))
+            unmirrored.append(replace(run, remark=_remark(plain, run.evidence.certificate.images)))
+    return runs_of(recipe, unmirrored)
 
 
 def _remark(recipe: Recipe, images: int) -> str:
