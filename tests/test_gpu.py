@@ -7,6 +7,7 @@ from torch.testing import assert_close
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
 from bronet.layers.prepared import PreparedWeightLayer, ReflectorLayer
+from bronet.layers.streams import Beside
 from bronet.models import build_model
 from bronet.ortho.inverse_factor import eliminated
 from bronet.ortho.precision import float32_products
@@ -139,6 +140,23 @@ def test_what_is_prepared_beside_the_forward_pass_changes_nothing() -> None:
     for later in taken[1:]:
         for ours, first in zip(later, taken[0], strict=True):
             assert (ours - first).norm() <= 1e-2 * first.norm()
+
+
+def test_memory_lent_by_other_work_is_not_given_away_while_it_is_read() -> None:
+    """As happens where the stream of a layer's inverse is that of the next batch: such a user waits for nobody."""
+    size, ones = 2**22, torch.ones(2**22, device="cuda")
+    beside = Beside(ones.device)
+    with beside():
+        stream, lent = torch.cuda.current_stream(), ones.clone()
+    where = lent.data_ptr()
+    beside.lend([lent])
+    torch.cuda._sleep(200_000_000)  # a tenth of a second: the reading is queued, and far from done
+    total = lent.sum()
+    del lent
+    with torch.cuda.stream(stream):
+        others = torch.full((size,), float("nan"), device="cuda")
+        assert others.data_ptr() != where
+    assert total.item() == size
 
 
 @pytest.mark.parametrize("shift_class", [Centring, Bias])

@@ -36,7 +36,8 @@ class _Prepared(NamedTuple, Generic[T]):
 
     def awaited(self) -> T:
         """Return the value for use on the current stream."""
-        self.work.wait()
+        parts = self.value if isinstance(self.value, tuple) else (self.value,)
+        self.work.lend(part for part in parts if isinstance(part, Tensor))
         return self.value
 
 

@@ -1,16 +1,18 @@
 """Work of a GPU that goes on beside other work, on streams of its own. On a CPU everything happens in turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 class Beside:
     """A stream that starts behind all work queued so far; `with` it, what is queued runs beside the current stream.
 
-    A tensor computed there may be read after `wait`. Its memory is its stream's: let go of it only where the next work
-    on any such stream starts behind the reading, as one does that begins in a later step.
+    A tensor computed there may be read after `wait`. Its memory is its stream's, and streams are few: another user of
+    this one, which need not wait for the reading, could be given the memory as soon as the tensor is let go of. `lend`
+    keeps it until the reading is over.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,6 +28,16 @@ class Beside:
         """Let the current stream go on only behind what was queued here; the host does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def lend(self, tensors: Iterable[Tensor]) -> None:
+        """Wait, and keep the memory of tensors computed here until the current stream has read them, even if let go of.
+
+        A graph that is being recorded has memory of its own, which no other work is given.
+        """
+        self.wait()
+        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
+            for tensor in tensors:
+                tensor.record_stream(torch.cuda.current_stream(self._stream.device))
 
 
 def side_by_side(tasks: Sequence[Callable[[], object]], device: torch.device) -> None:
