@@ -70,11 +70,11 @@ def report(
         _write_figure(draw_figure(figure, published), (out or REPORT) / f"figure-{figure}")
     else:
         from bronet.atomic import replace_text
+        from bronet.report import cut, tuning
         from bronet.report.fill import filled, read_page
-        from bronet.report.tuning import FILE, read_tuning
 
-        tuning = read_tuning(results / FILE)
-        pages = {page: filled(read_page(page), published, tuning) for page in fill or []}
+        logs = [tuning.read_tuning(results / file) for file in (tuning.FILE, cut.FILE)]
+        pages = {page: filled(read_page(page), published, *logs) for page in fill or []}
         for page, text in pages.items():
             replace_text(page, text)
             typer.echo(f"filled   {page}")

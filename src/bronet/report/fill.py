@@ -5,16 +5,18 @@
     <!-- end -->
 
 Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
-`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `knob DATA` (all runs of that schedule) and
-`tuning` (the log of tuning runs). Text outside of the markers is written by hand and never touched.
+`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `knob DATA` (all runs of that schedule),
+`tuning` (the log of tuning runs) and `cut` (recipes of the paper cut short). Text outside of the markers is written by
+hand and never touched.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
 from bronet.report.aligned import aligned
+from bronet.report.cut import cut_tables
 from bronet.report.paper import all_tables, paper_table, reproduced
 from bronet.report.published import PublishedRun
 from bronet.report.speedrun import knob_table, speedrun_table
@@ -24,14 +26,17 @@ from bronet.report.tuning import TuningRow, tuning_table
 BLOCK = re.compile(r"(?P<start><!-- generated: (?P<what>[^>]+?) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.S)
 
 
-def filled(text: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow] = ()) -> str:
+def filled(
+    text: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow] = (), cut: Sequence[TuningRow] = ()
+) -> str:
     """Return a page with every generated block computed anew; raise if there is none, or one of an unknown kind.
 
-    `tuning` are the lines of the log of tuning runs.
+    `tuning` are the lines of the log of tuning runs, `cut` those of recipes cut short.
     """
     if not BLOCK.search(text):
         raise BronetError("a page to fill must have a block <!-- generated: ... --> with <!-- end -->, found none")
-    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs, tuning)}\n{block['end']}", text)
+    of_log = {"tuning": lambda: tuning_table(tuning), "cut": lambda: cut_tables(cut)}
+    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs, of_log)}\n{block['end']}", text)
 
 
 def read_page(path: Path) -> str:
@@ -42,13 +47,13 @@ def read_page(path: Path) -> str:
         raise BronetError(f"could not read the page {path} ({error})") from None
 
 
-def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow]) -> str:
+def _content(what: str, runs: Sequence[PublishedRun], of_log: Mapping[str, Callable[[], str]]) -> str:
     word, _, rest = what.partition(" ")
     whole = {
         "reproduced": lambda: reproduced(runs),
         "runs": lambda: every_run(runs),
         "tables": lambda: all_tables(runs),
-        "tuning": lambda: tuning_table(tuning),
+        **of_log,
     }
     if what in whole:
         return whole[what]()

@@ -102,7 +102,7 @@ def _table(rows: Sequence[TuningRow], named: Mapping[str, TuningRow]) -> str:
                 row.verdict or ABSENT,
             ]
         )
-    return f"{aligned(cells)}\nAll runs: {_size(rows[0])}. {_remark(rows)}\n"
+    return f"{aligned(cells)}\nAll runs: {_size(rows[0])}. {remark_on(rows)}\n"
 
 
 def _size(row: TuningRow) -> str:
@@ -110,7 +110,7 @@ def _size(row: TuningRow) -> str:
     return f"{row.network}, {row.epochs} epochs{steps}"
 
 
-def _remark(rows: Sequence[TuningRow]) -> str:
+def remark_on(rows: Sequence[TuningRow]) -> str:
     """Return on what the numbers rest, and how far chance alone can move one of them."""
     images = rows[0].images_held_out
     devices = ", ".join(dict.fromkeys(row.device for row in rows))

@@ -1,0 +1,73 @@
+"""Recipes of the paper cut short, beside its tables: do the differences between its rows show after a few epochs?
+
+A cut run is a line as the log of tuning runs has them (`bronet.bench.tuning_rows`): shares of held-out training images,
+certified by estimates. Its level is not the paper's; its difference to the run named in `against` is what can be set
+beside the paper's.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bronet.recipe.paper_table import PaperRow, paper_rows
+from bronet.report.aligned import aligned, joined
+from bronet.report.paper import NOT_RUN, TITLES, row_label
+from bronet.report.table import ABSENT
+from bronet.report.tuning import TuningRow, remark_on
+
+FILE = Path("cut") / "rows.csv"
+"""Where the rows lie below the folder of results."""
+TABLES = (4, 12, 14, 16)
+"""The tables whose rows differ in one thing each."""
+
+
+def cut_name(recipe: str) -> str:
+    """Return the name of the run folder of a recipe's cut run: every sign that separates words becomes a dash."""
+    return re.sub(r"[/@=.]", "-", recipe)
+
+
+def cut_tables(rows: Sequence[TuningRow]) -> str:
+    """Return the tables that cut runs belong to as Markdown, with what they rest on below each."""
+    named = {row.run: row for row in rows}
+    tables = [_table(number, named) for number in TABLES]
+    return "\n".join(table for table in tables if table) or f"Cut runs: {NOT_RUN}.\n"
+
+
+def _table(number: int, named: Mapping[str, TuningRow]) -> str:
+    of_paper = {cut_name(row.recipe): row for row in paper_rows(number) if cut_name(row.recipe) in named}
+    if not of_paper:
+        return ""
+    cells = [["row", "paper", "paper, to the base", "ours, cut", "ours, to the base", "changed from the base"]]
+    for name, row in of_paper.items():
+        ours, base = named[name], named.get(named[name].against)
+        mine = _percents(ours)
+        theirs, theirs_base = _printed(row), _printed(of_paper[ours.against]) if ours.against in of_paper else None
+        cells.append(
+            [
+                row_label(row),
+                joined(theirs),
+                _apart(theirs, theirs_base),
+                joined(mine),
+                _apart(mine, _percents(base) if base else None),
+                ours.changed or ABSENT,
+            ]
+        )
+    used = [named[name] for name in of_paper]
+    return f"**Table {number}, {TITLES[number]}: cut to {_length(used)}**\n\n{aligned(cells)}\n{remark_on(used)}\n"
+
+
+def _length(rows: Sequence[TuningRow]) -> str:
+    return " or ".join(f"{epochs} epochs" for epochs in sorted({row.epochs for row in rows}))
+
+
+def _percents(row: TuningRow) -> list[float]:
+    return [100 * share for share in row.shares]
+
+
+def _printed(row: PaperRow) -> list[float]:
+    """Return the four numbers of a row; those of the tables above have them all."""
+    return [number for number in (row.clean, *row.certified) if number is not None]
+
+
+def _apart(mine: Sequence[float], base: Sequence[float] | None) -> str:
+    return ABSENT if base is None else joined([a - b for a, b in zip(mine, base, strict=True)], "+")
