@@ -138,8 +138,6 @@ KINDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "1e-200": lambda weight, g: 1e-200 * _draw(weight, g),
     "trained": _draw,
 }
-REFUSING = frozenset({("sandwich wider", "1e150")})
-"""Its tall Cayley transform squares the weights: beyond 1e154 there is no such number, and a proof is refused."""
 ONLY_FLOAT64 = frozenset({"1e-150", "1e150", "1e-200"})
 
 

@@ -9,6 +9,7 @@ from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
 from bronet.layers.rivals.soc import NEGLIGIBLE, rest_of_series, skew_norm
+from bronet.ortho.cayley import cayley
 from bronet.ortho.rescaling import absolute_sums
 from bronet.recipe.convolution_kind import BackboneKind
 from jacobian import singular_values
@@ -143,6 +144,16 @@ def test_float32_and_frozen_weights_give_nearly_the_same_function(kind: str) -> 
             assert_close(first.double(), expected, atol=1e-4, rtol=0)
             next(layer.parameters()).add_(0.3)
             assert not torch.equal(layer(x.float()), first)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-4)])
+@pytest.mark.parametrize("shape", [(4, 4), (5, 5), (9, 5), (5, 9)])
+def test_cayley_is_orthogonal_even_for_huge_parameters(
+    shape: tuple[int, int], dtype: torch.dtype, tolerance: float
+) -> None:
+    for scale in (1e-20, 1.0, 1e4, 1e20):
+        W = cayley(scale * draw(20, *shape).to(dtype))
+        assert (torch.linalg.svdvals(W) - 1).abs().max() < tolerance, scale
 
 
 def test_soc_truncation_error_bounds_every_number_of_terms() -> None:
