@@ -77,3 +77,10 @@ def test_every_row_with_a_recipe_has_a_folder_name_of_its_own(table: int) -> Non
     assert len(names) == len({row.recipe for row in paper_rows(table) if row.recipe})
     assert all(named_recipe(recipe).name == recipe for recipe in names.values())
     assert not any(set(name) & set("/@=.") for name in names)
+
+
+def test_a_row_that_ran_out_of_memory_in_the_paper_has_no_difference_there() -> None:
+    base = replace(BASE, run=cut_name("tiny-imagenet/lipconvnet-10-32"))
+    run = replace(OTHER, run=cut_name("tiny-imagenet/lipconvnet-10-48-lot"), against=base.run)
+    cells = cells_of(cut_tables([base, run]), "LipConvNet-10-48 LOT")
+    assert cells[1:5] == ["–", "–", "41.0 / 30.0 / 20.0 / 9.5", "+1.0 / +0.0 / +0.0 / -0.5"]

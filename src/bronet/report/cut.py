@@ -45,7 +45,7 @@ def _table(number: int, named: Mapping[str, TuningRow]) -> str:
         cells.append(
             [
                 row_label(row),
-                joined(theirs),
+                joined(theirs) or ABSENT,
                 _apart(theirs, theirs_base),
                 joined(mine),
                 _apart(mine, _percents(base) if base else None),
@@ -65,9 +65,10 @@ def _percents(row: TuningRow) -> list[float]:
 
 
 def _printed(row: PaperRow) -> list[float]:
-    """Return the four numbers of a row; those of the tables above have them all."""
+    """Return the four numbers of a row, or those of them that the paper has."""
     return [number for number in (row.clean, *row.certified) if number is not None]
 
 
 def _apart(mine: Sequence[float], base: Sequence[float] | None) -> str:
-    return ABSENT if base is None else joined([a - b for a, b in zip(mine, base, strict=True)], "+")
+    comparable = base is not None and len(base) == len(mine)
+    return joined([a - b for a, b in zip(mine, base or (), strict=True)], "+") if comparable else ABSENT
