@@ -37,7 +37,7 @@ def _table(number: int, named: Mapping[str, TuningRow]) -> str:
     of_paper = {cut_name(row.recipe): row for row in paper_rows(number) if cut_name(row.recipe) in named}
     if not of_paper:
         return ""
-    cells = [["row", "paper", "paper, to the base", "ours, cut", "ours, to the base", "changed from the base"]]
+    cells = [["row", "paper", "ours, cut", "paper, to the base", "ours, to the base"]]
     for name, row in of_paper.items():
         ours, base = named[name], named.get(named[name].against)
         mine = _percents(ours)
@@ -46,14 +46,17 @@ def _table(number: int, named: Mapping[str, TuningRow]) -> str:
             [
                 row_label(row),
                 joined(theirs) or ABSENT,
-                _apart(theirs, theirs_base),
                 joined(mine),
+                _apart(theirs, theirs_base),
                 _apart(mine, _percents(base) if base else None),
-                ours.changed or ABSENT,
             ]
         )
     used = [named[name] for name in of_paper]
-    return f"**Table {number}, {TITLES[number]}: cut to {_length(used)}**\n\n{aligned(cells)}\n{remark_on(used)}\n"
+    several = [f"{row_label(of_paper[row.run])} ({row.changed})" for row in used if ";" in row.changed]
+    told = f" More than one thing differs from the base: {', '.join(several)}." if several else ""
+    return (
+        f"**Table {number}, {TITLES[number]}: cut to {_length(used)}**\n\n{aligned(cells)}\n{remark_on(used)}{told}\n"
+    )
 
 
 def _length(rows: Sequence[TuningRow]) -> str:
