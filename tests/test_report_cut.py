@@ -9,6 +9,7 @@ from bronet.recipe.paper_table import paper_rows
 from bronet.report.cut import TABLES, cut_name, cut_tables
 from bronet.report.fill import filled
 from bronet.report.tuning import TuningRow
+from markdown_cells import cells_of
 
 BASE = TuningRow(
     run=cut_name("cifar100/la-beta@loss.beta=5"),
@@ -36,11 +37,6 @@ OTHER = replace(
     clean=0.41,
     certified_108=0.095,
 )
-
-
-def cells_of(table: str, start: str) -> list[str]:
-    (line,) = (line for line in table.splitlines() if line.startswith(f"| {start} "))
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
 
 
 def test_differences_to_the_base_stand_beside_those_of_the_paper() -> None:

@@ -23,6 +23,7 @@ from bronet.report.fill import every_run
 from bronet.report.paper import paper_table, reproduced
 from bronet.report.published import published_runs
 from bronet.report.speedrun import RECIPES, knob_table, speedrun_table
+from markdown_cells import cells_of
 from published_rows import publish_rows
 from tiny_run import train_tiny_run
 
@@ -54,12 +55,6 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         attack_run(folder, plan, limit=IMAGES)
     attack_run(folder, AttackPlan(eps="6"), limit=IMAGES)
     return folder
-
-
-def cells_of(table: str, start: str) -> list[str]:
-    """Return the cells of the one line that starts so."""
-    (line,) = (line for line in table.splitlines() if line.startswith(f"| {start} "))
-    return [cell.strip() for cell in line.strip("| ").split(" | ")]
 
 
 def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:

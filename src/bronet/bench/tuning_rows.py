@@ -19,7 +19,7 @@ from bronet.bench.row_file import csv_text
 from bronet.errors import BronetError
 from bronet.pretrained.record import read_json
 from bronet.recipe import Recipe, differing_keys
-from bronet.recipe.architecture import NAMED, BRONetArchitecture
+from bronet.recipe.architecture import NAMED, as_trained
 from bronet.recipe.text import flatten, to_plain
 from bronet.report.published import BUDGETS
 from bronet.report.tuning import TuningRow, read_tuning
@@ -117,8 +117,7 @@ def _value(value: Any) -> str:
 
 def _network(recipe: Recipe) -> str:
     """Return the name of the network, mirrored or not, or its family and size if it has none."""
-    model = recipe.model
-    trained = replace(model, mirrored=False) if isinstance(model, BRONetArchitecture) else model
+    trained = as_trained(recipe.model)
     for name, architecture in NAMED.items():
         if architecture == trained:
             return name

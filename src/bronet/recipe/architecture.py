@@ -4,7 +4,7 @@ A description knows no tensors. `bronet.models` turns one into a network for a g
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -123,6 +123,13 @@ class StackArchitecture:
 
 
 Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
+
+
+def as_trained(architecture: Architecture) -> Architecture:
+    """Return the architecture as training sees it: not mirrored."""
+    if isinstance(architecture, BRONetArchitecture):
+        return replace(architecture, mirrored=False)
+    return architecture
 
 
 def parse_rank(text: str) -> Fraction:

@@ -15,3 +15,10 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
 def joined(values: Sequence[float], sign: str = "") -> str:
     """Return percents or points as one cell; what rounds to zero has no minus."""
     return " / ".join(f"{value:{sign}z.1f}" for value in values)
+
+
+def apart(mine: Sequence[float], others: Sequence[float]) -> str:
+    """Return mine minus others as one cell, with signs; empty where one side has fewer numbers."""
+    if len(mine) != len(others):
+        return ""
+    return joined([own - other for own, other in zip(mine, others, strict=True)], "+")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bronet.recipe.paper_table import PaperRow, paper_rows
-from bronet.report.aligned import aligned, joined
+from bronet.report.aligned import aligned, apart, joined
 from bronet.report.paper import NOT_RUN, TITLES, row_label
 from bronet.report.table import ABSENT
 from bronet.report.tuning import TuningRow, remark_on
@@ -40,15 +40,15 @@ def _table(number: int, named: Mapping[str, TuningRow]) -> str:
     cells = [["row", "paper", "ours, cut", "paper, to the base", "ours, to the base"]]
     for name, row in of_paper.items():
         ours, base = named[name], named.get(named[name].against)
-        mine = _percents(ours)
-        theirs, theirs_base = _printed(row), _printed(of_paper[ours.against]) if ours.against in of_paper else None
+        theirs = _printed(row)
+        theirs_base = _printed(of_paper[ours.against]) if ours.against in of_paper else []
         cells.append(
             [
                 row_label(row),
                 joined(theirs) or ABSENT,
-                joined(mine),
-                _apart(theirs, theirs_base),
-                _apart(mine, _percents(base) if base else None),
+                joined(ours.percents),
+                apart(theirs, theirs_base) or ABSENT,
+                (base and apart(ours.percents, base.percents)) or ABSENT,
             ]
         )
     used = [named[name] for name in of_paper]
@@ -63,15 +63,6 @@ def _length(rows: Sequence[TuningRow]) -> str:
     return " or ".join(f"{epochs} epochs" for epochs in sorted({row.epochs for row in rows}))
 
 
-def _percents(row: TuningRow) -> list[float]:
-    return [100 * share for share in row.shares]
-
-
 def _printed(row: PaperRow) -> list[float]:
     """Return the four numbers of a row, or those of them that the paper has."""
     return [number for number in (row.clean, *row.certified) if number is not None]
-
-
-def _apart(mine: Sequence[float], base: Sequence[float] | None) -> str:
-    comparable = base is not None and len(base) == len(mine)
-    return joined([a - b for a, b in zip(mine, base or (), strict=True)], "+") if comparable else ABSENT

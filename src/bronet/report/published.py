@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import BRONetArchitecture
+from bronet.recipe.architecture import as_trained
 from bronet.recipe.catalog import named_recipe
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
@@ -87,9 +87,8 @@ def mirrored_runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun
     """Return the runs that were trained as a named recipe says, and mirrored only to be evaluated, by seed."""
     unmirrored = []
     for run in runs:
-        model = run.recipe.model
-        if run.recipe.name == recipe and isinstance(model, BRONetArchitecture) and model.mirrored:
-            plain = replace(run.recipe, model=replace(model, mirrored=False))
+        plain = replace(run.recipe, model=as_trained(run.recipe.model))
+        if plain != run.recipe:
             unmirrored.append(replace(run, remark=_remark(plain, run.evidence.certificate.images)))
     return runs_of(recipe, unmirrored)
 

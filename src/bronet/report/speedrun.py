@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.printed import duration_text
-from bronet.recipe.architecture import BRONetArchitecture
+from bronet.recipe.architecture import as_trained
 from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
-from bronet.report.aligned import aligned, joined
+from bronet.report.aligned import aligned, apart, joined
 from bronet.report.paper import NOT_RUN, row_label
 from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, mirrored_runs_of, runs_of
 from bronet.report.statistics import compute_statistics
@@ -54,8 +54,7 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
         [f"`{recipe}`", how if ours else "ours", joined(ours) if ours else NOT_RUN, ABSENT],
     ]
     for other in (*_of_paper(data), *LATER.get(data, ())):
-        apart = [mine - theirs for mine, theirs in zip(ours, other.shares, strict=True)] if ours else []
-        cells.append([other.name, other.source, joined(other.shares), joined(apart, "+") if apart else ABSENT])
+        cells.append([other.name, other.source, joined(other.shares), apart(ours, other.shares) or ABSENT])
     return "\n\n".join([aligned(cells).rstrip(), *_told(chosen)]) + "\n"
 
 
@@ -76,7 +75,7 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
                 f"`{run.folder}`" + ("" if run.remark else ", the recipe"),
                 run.recipe.loss.emma_eps,
                 f"{train.epochs} x {train.batch_size}",
-                "yes" if isinstance(model, BRONetArchitecture) and model.mirrored else "no",
+                "no" if as_trained(model) == model else "yes",
                 paper_line(run.statistics),
                 duration_text(run.evidence.training_seconds),
             ]

@@ -47,6 +47,11 @@ class TuningRow:
         """Clean accuracy, then certified at the three budgets."""
         return self.clean, self.certified_36, self.certified_72, self.certified_108
 
+    @property
+    def percents(self) -> list[float]:
+        """The shares in percent."""
+        return [100 * share for share in self.shares]
+
 
 _TYPES = get_type_hints(TuningRow)
 SHARES = ("clean", "certified_36", "certified_72", "certified_108", "train_accuracy")
@@ -96,7 +101,7 @@ def _table(rows: Sequence[TuningRow], named: Mapping[str, TuningRow]) -> str:
             [
                 f"`{row.run}`",
                 row.changed or ABSENT,
-                joined([100 * share for share in row.shares]),
+                joined(row.percents),
                 f"`{row.against}`" if base else ABSENT,
                 joined(apart, "+") or ABSENT,
                 row.verdict or ABSENT,
