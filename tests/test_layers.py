@@ -94,6 +94,21 @@ def test_maxmin_sorts_pairs_and_keeps_every_value() -> None:
         MaxMin()(draw(1, 3))
 
 
+def test_gradient_of_maxmin_is_that_of_its_definition_and_keeps_its_norm_everywhere() -> None:
+    x, g = draw(3, 6, 2, 2).requires_grad_(), draw(3, 6, 2, 2, seed=1)
+    a, b = x.chunk(2, dim=1)
+    (expected,) = torch.autograd.grad(torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim=1), x, g)
+    (gradient,) = torch.autograd.grad(MaxMin()(x), x, g)
+    assert torch.equal(gradient, expected)
+    assert torch.autograd.gradgradcheck(MaxMin(), (x,))
+    per_image = torch.func.vmap(torch.func.grad(lambda image: MaxMin()(image[None]).square().sum()))(x.detach())
+    assert_close(per_image, 2 * x.detach())
+
+    equal = torch.ones(3, 6, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(MaxMin()(equal), equal, g[:, :, 0, 0])
+    assert_close(gradient.norm(dim=1), g[:, :, 0, 0].norm(dim=1))
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_householder_preserves_norm_and_is_one_lipschitz(order: int) -> None:
     layer = Householder(8, order=order, dtype=torch.float64)
