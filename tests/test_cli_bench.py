@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from bronet.bench import step
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.recipe import named_recipe, override
+from bronet.recipe import named_recipe, override, to_text
 
 QUICK = "digits/quickstart"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +30,21 @@ def test_a_named_recipe_is_timed_instead_of_the_default_ones(tmp_path: Path) -> 
         assert f"{row['subject']}, {row['shape']}" in result.stdout
 
 
+def test_a_file_is_timed_with_settings_changed(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.yaml", tmp_path / "step.csv"
+    file.write_text(to_text(override(named_recipe(QUICK), ["name=mine"])))
+    words = ["--recipe", str(file), "--set", "model.width=6", "--set", "train.batch_size=3", "--repeats", "1"]
+    result = terminal.invoke(app, ["bench", "step", *words, "--device", "cpu", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    with out.open(encoding="utf-8", newline="") as file_of_rows:
+        first, _ = csv.DictReader(file_of_rows)
+    assert first["subject"] == "mine, model.width=6, train.batch_size=3, training step"
+    assert first["shape"] == "1 x 8 x 8, batch 3"
+    alone = terminal.invoke(app, ["bench", "step", "--set", "model.width=6"])
+    assert alone.exit_code == ExitStatus.USER_ERROR
+    assert "it needs --recipe, got --set model.width=6 alone" in alone.stderr
+
+
 def test_an_unknown_recipe_is_refused_as_training_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     bench = terminal.invoke(app, ["bench", "step", "--recipe", "digits/quikstart", "--out", "step.csv"])
@@ -42,7 +57,7 @@ def test_an_unknown_recipe_is_refused_as_training_refuses_it(tmp_path: Path, mon
 
 def test_a_recipe_in_bf16_is_timed_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = override(named_recipe(QUICK), ["train.precision=bf16"])
-    monkeypatch.setattr(step, "named_recipe", lambda name: recipe)
+    monkeypatch.setattr(step, "find_recipe", lambda name: recipe)
     found = step.bench_step(step.subjects_of(QUICK, ()), torch.device("cpu"), repeats=1, batch=2)
     assert [row.dtype for _, row in found] == ["float32", "float32"]
 
@@ -54,6 +69,8 @@ def test_a_recipe_keeps_the_published_time_that_is_known_of_it() -> None:
         (step.INFERENCE, 30.5),
     ]
     assert [subject.published_ms for subject in step.subjects_of(QUICK, step.GPU_SUBJECTS)] == [None, None]
+    wider = step.subjects_of("cifar10/bronet-m", step.GPU_SUBJECTS, ["model.width=768"])
+    assert [subject.published_ms for subject in wider] == [None, None]
 
 
 def test_help_gives_an_example_and_what_is_written() -> None:

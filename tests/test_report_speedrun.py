@@ -72,7 +72,11 @@ def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recip
     shutil.copytree(fast, results)
     recipe = named_recipe(FAST)
     assert isinstance(recipe.model, BRONetArchitecture)
-    wide = replace(recipe, loss=replace(recipe.loss, emma_eps="144/255"), model=replace(recipe.model, mirrored=True))
+    wide = replace(
+        recipe,
+        loss=replace(recipe.loss, emma_eps="144/255"),
+        model=replace(recipe.model, mirrored=True, width=640),
+    )
     publish_rows(results / "far", wide, (0.5, 0.4, 0.3, 0.25), seconds=60.0)
     publish_rows(results / "small", named_recipe("cifar10/bronet-s-fast"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
     publish_rows(results / "long", named_recipe("cifar10/bronet-m"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
@@ -84,6 +88,7 @@ def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recip
         "`small`, the recipe",
     ]
     assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == [
+        "640",
         "144/255",
         f"{recipe.train.epochs} x {recipe.train.batch_size}",
         "yes",

@@ -103,10 +103,22 @@ def test_what_all_runs_share_stands_below_the_table(runs: Path) -> None:
     rows = collect(runs / "base", [runs / "slow"])
     table = tuning_table(rows)
     assert "All runs: bronet, width 8, depth 1, 3 epochs, 21 steps." in table
-    first, second = tuning_table([rows[0], replace(rows[1], epochs=6)]).split("All runs: ")[1:]
-    assert first.startswith("bronet, width 8, depth 1, 3 epochs, 21 steps. Percent of 797 held-out")
-    assert second.startswith("bronet, width 8, depth 1, 6 epochs, 21 steps. Percent of 797 held-out")
-    assert "`slow`" in first  # in the table between the two
+    assert "\n`base`: bronet, width 8, depth 1, 3 epochs, 21 steps. Percent of 797 held-out" in tuning_table(
+        [rows[0], replace(rows[1], network="bronet, width 16, depth 1")]
+    )
+
+
+def test_runs_share_the_table_of_the_run_that_they_lead_back_to(runs: Path, tmp_path: Path) -> None:
+    base, slow = collect(runs / "base", [runs / "slow"])
+    other = replace(base, run="other", network="bronet, width 9, depth 1")
+    rows = [base, other, slow, replace(slow, run="slower", against="slow"), replace(slow, run="wide", against="other")]
+    first, second = (part.split("\nAll runs")[0] for part in tuning_table(rows).split("\n\n| run"))
+    assert [line.split("`")[1] for line in first.splitlines() if "`" in line] == ["base", "slow", "slower"]
+    assert [line.split("`")[1] for line in second.splitlines() if "`" in line][:2] == ["other", "wide"]
+    out = tmp_path / "tuning.csv"
+    out.write_text(csv_text([replace(base, against="slow"), slow]))
+    with pytest.raises(BronetError, match="base is compared with slow, and that in the end with base"):
+        read_tuning(out)
 
 
 def test_runs_that_cannot_be_compared_are_refused(

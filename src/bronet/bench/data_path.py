@@ -18,7 +18,7 @@ import torch
 
 from bronet.data import Batch, prepared_ahead
 from bronet.models import build_model
-from bronet.recipe import Recipe, named_recipe, override
+from bronet.recipe import Recipe, find_recipe, override
 from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.step import TrainStep
@@ -111,7 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     result = measure_data_path(
-        override(named_recipe(options.recipe), options.set),
+        override(find_recipe(options.recipe), options.set),
         device=torch.device(options.device),
         data_dir=options.data_dir,
         steps=options.steps,

@@ -1,6 +1,6 @@
 """Whole training steps and inference of a recipe, beside what the paper's published code takes on one H200."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from bronet.bench.timing import TimingRow, forget_earlier_memory, measure, timing_row
 from bronet.layers import frozen
 from bronet.models import build_model
-from bronet.recipe import dataset_spec, named_recipe, override
+from bronet.recipe import find_recipe, override
 from bronet.recipe.schema import Recipe
 from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep
@@ -20,11 +20,12 @@ TRAINING = "training step"
 
 @dataclass(frozen=True)
 class Subject:
-    """A recipe, what is timed of it, and the published code's milliseconds on one H200 (batch as in the recipe)."""
+    """A recipe, what is timed of it, and the published code's milliseconds on one H200 (the recipe as it is)."""
 
     recipe: str
     kind: str
     published_ms: float | None
+    settings: tuple[str, ...] = ()
 
 
 GPU_SUBJECTS = (
@@ -37,42 +38,43 @@ GPU_SUBJECTS = (
 CPU_SUBJECTS = (Subject("cifar10/bronet-small", TRAINING, None), Subject("cifar10/bronet-small", INFERENCE, None))
 
 
-def subjects_of(recipe: str, known: tuple[Subject, ...]) -> tuple[Subject, ...]:
+def subjects_of(recipe: str, known: tuple[Subject, ...], settings: Sequence[str] = ()) -> tuple[Subject, ...]:
     """Return both subjects of a recipe, with the published code's time where the known ones have it."""
-    both = (Subject(recipe, TRAINING, None), Subject(recipe, INFERENCE, None))
-    published = {(subject.recipe, subject.kind): subject for subject in known}
-    return tuple(published.get((subject.recipe, subject.kind), subject) for subject in both)
+    both = tuple(Subject(recipe, kind, None, tuple(settings)) for kind in (TRAINING, INFERENCE))
+    published = {replace(subject, published_ms=None): subject for subject in known}
+    return tuple(published.get(subject, subject) for subject in both)
 
 
 def bench_step(
     subjects: tuple[Subject, ...], device: torch.device, *, repeats: int, batch: int | None = None
 ) -> Iterator[tuple[Subject, TimingRow]]:
-    """Yield a row for each subject: bf16 products on a GPU, float32 on a CPU; pixels are random."""
+    """Yield a row for each subject: bf16 products on a GPU, float32 on a CPU, unless set; pixels are random."""
+    precision = "bf16" if device.type == "cuda" else "float32"
     for subject in subjects:
-        precision = "bf16" if device.type == "cuda" else "float32"
-        recipe = override(named_recipe(subject.recipe), [f"train.precision={precision}"])
+        recipe = override(find_recipe(subject.recipe), [f"train.precision={precision}", *subject.settings])
         if batch is not None:
             recipe = replace(recipe, train=replace(recipe.train, batch_size=batch))
         take = _training if subject.kind == TRAINING else _inference
-        yield subject, take(recipe, device, repeats)
+        name = ", ".join((recipe.name, *subject.settings, subject.kind))
+        yield subject, take(recipe, name, device, repeats)
 
 
 def _shape(recipe: Recipe) -> str:
-    spec = dataset_spec(recipe.data.name)
+    spec = recipe.data.spec()
     return f"{spec.channels} x {spec.height} x {spec.width}, batch {recipe.train.batch_size}"
 
 
 def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    spec, batch = dataset_spec(recipe.data.name), recipe.train.batch_size
+    spec, batch = recipe.data.spec(), recipe.train.batch_size
     generator = torch.Generator(device).manual_seed(0)
     pixels = torch.rand(batch, spec.channels, spec.height, spec.width, generator=generator, device=device)
     labels = torch.randint(spec.classes, (batch,), generator=generator, device=device)
     return pixels, labels
 
 
-def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
+def _training(recipe: Recipe, name: str, device: torch.device, repeats: int) -> TimingRow:
     forget_earlier_memory(device)
-    model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).train()
+    model = build_model(recipe.model, recipe.data.spec(), device=device).train()
     optimizer = optimizer_for(recipe.optim, model)
     step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
     pixels, labels = _inputs(recipe, device)
@@ -86,7 +88,7 @@ def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
         once,
         device,
         bench="step",
-        subject=f"{recipe.name}, {TRAINING}",
+        subject=name,
         shape=_shape(recipe),
         dtype=recipe.train.precision,
         repeats=repeats,
@@ -95,9 +97,9 @@ def _training(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
 
 
 @torch.no_grad()
-def _inference(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
+def _inference(recipe: Recipe, name: str, device: torch.device, repeats: int) -> TimingRow:
     forget_earlier_memory(device)
-    model = build_model(recipe.model, dataset_spec(recipe.data.name), device=device).eval()
+    model = build_model(recipe.model, recipe.data.spec(), device=device).eval()
     pixels, _ = _inputs(recipe, device)
     bf16 = recipe.train.precision == "bf16"
 
@@ -110,7 +112,7 @@ def _inference(recipe: Recipe, device: torch.device, repeats: int) -> TimingRow:
             once,
             device,
             bench="step",
-            subject=f"{recipe.name}, {INFERENCE}",
+            subject=name,
             shape=_shape(recipe),
             dtype=recipe.train.precision,
             repeats=repeats,

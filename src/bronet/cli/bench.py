@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from bronet.cli.bench_rivals import equal_budget, layers
-from bronet.cli.options import Device, DeviceOption, device_name
+from bronet.cli.options import Device, DeviceOption, SettingsOption, device_name
+from bronet.errors import BronetError
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -78,19 +79,21 @@ def step(
     recipe: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Time this recipe, as `bronet recipes` lists it. Default: some of the paper's, a small one on a CPU.",
+            metavar="RECIPE",
+            help="A name of `bronet recipes`, or a YAML file. Default: some of the paper's, on a CPU a small one.",
             show_default=False,
         ),
     ] = None,
+    settings: SettingsOption = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
 ) -> None:
     """Time training steps and inference of recipes.
 
     Example:  bronet bench step --recipe digits/quickstart --batch 32
 
-    Products are in bf16 on a GPU, in float32 on a CPU. On a GPU the published code's time on one H200 stands beside
-    each row that has one, unless --batch is given. Writes nothing unless --out names a file.
+    Products are in bf16 on a GPU, in float32 on a CPU, unless set otherwise. On a GPU the published code's time on one
+    H200 stands beside each row that has one, unless --batch or --set is given. Writes nothing unless --out names a
+    file.
     """
     import torch
 
@@ -98,9 +101,11 @@ def step(
     from bronet.bench.timing import write_timings
     from bronet.cli.console import facts_table, open_console
 
+    if settings and recipe is None:
+        raise BronetError(f"--set changes a recipe, so it needs --recipe, got --set {settings[0]} alone")
     place = torch.device(device_name(device))
     known = GPU_SUBJECTS if place.type == "cuda" else CPU_SUBJECTS
-    subjects = known if recipe is None else subjects_of(recipe, known)
+    subjects = known if recipe is None else subjects_of(recipe, known, settings or ())
     rows, facts = [], []
     for subject, row in bench_step(subjects, place, repeats=repeats, batch=batch):
         rows.append(row)

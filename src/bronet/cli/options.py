@@ -40,6 +40,10 @@ DataDirOption = Annotated[
         show_default=False,
     ),
 ]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
+]
 DownloadOption = Annotated[
     bool, typer.Option("--download", help="Fetch the official archive if it is not there. (The digits are built in.)")
 ]

@@ -15,6 +15,7 @@ from bronet.cli.options import (
     Device,
     DeviceOption,
     DownloadOption,
+    SettingsOption,
     Split,
     device_name,
     fetch_dataset,
@@ -25,8 +26,6 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from bronet.recipe import Recipe
     from bronet.train import RunFolder, RunOptions
-
-RECIPE_SUFFIXES = frozenset({".yaml", ".yml"})
 
 
 def train(
@@ -43,10 +42,7 @@ def train(
         Path | None,
         typer.Option("--out", help="Run folder. Default: runs/NAME-OF-THE-RECIPE.", show_default=False),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
-    ] = None,
+    settings: SettingsOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.", show_default=False)
     ] = None,
@@ -186,7 +182,7 @@ def train_recipe(
 
 def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
     """Return the recipe that the argument names, with some settings changed, and the folder of the run."""
-    from bronet.recipe import from_text, named_recipe, override
+    from bronet.recipe import find_recipe, override
 
     path = Path(text)
     if path.is_dir():
@@ -197,19 +193,11 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
         from bronet.train import open_run
 
         return override(open_run(path).recipe(), changes), out or path
-    if path.suffix in RECIPE_SUFFIXES:
-        try:
-            recipe = from_text(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BronetError(f"could not read the recipe {path} ({error}); give a YAML file or a name") from None
-        except BronetError as error:
-            raise BronetError(f"in {path}: {error}") from None
-    else:
-        try:
-            recipe = named_recipe(text)
-        except BronetError as error:
-            if not resume:
-                raise
-            raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
+    try:
+        recipe = find_recipe(text)
+    except BronetError as error:
+        if not resume:
+            raise
+        raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
     recipe = override(recipe, changes)
     return recipe, out or RUNS / recipe.name.replace("/", "-")

@@ -14,6 +14,7 @@ from bronet.recipe.schema import (
     parse_budget,
 )
 from bronet.recipe.shrink import shrink
+from bronet.recipe.source import find_recipe, read_recipe
 from bronet.recipe.sweep import Sweep
 from bronet.recipe.text import differing_keys, from_text, override, to_text
 
@@ -33,6 +34,7 @@ __all__ = [
     "TrainRecipe",
     "dataset_spec",
     "differing_keys",
+    "find_recipe",
     "from_text",
     "named_recipe",
     "named_sweep",
@@ -40,6 +42,7 @@ __all__ = [
     "paper_rows",
     "paper_tables",
     "parse_budget",
+    "read_recipe",
     "recipe_names",
     "shrink",
     "sweep_names",

@@ -75,21 +75,37 @@ def read_tuning(path: Path) -> list[TuningRow]:
             raise BronetError(f"{path} must name every run once, got {row.run} {names.count(row.run)} times")
         if row.against and row.against not in names:
             raise BronetError(f"{path}: {row.run} is compared with {row.against}, which has no line")
+    named = {row.run: row for row in rows}
+    for row in rows:
+        if not _first_of(row, named):
+            raise BronetError(f"{path}: {row.run} is compared with {row.against}, and that in the end with {row.run}")
     return rows
 
 
 def tuning_table(rows: Sequence[TuningRow]) -> str:
     """Return the log as Markdown: shares in percent, and the difference in points to the run of `against`.
 
-    Runs of one network, length and number of held-out images share a table, with what they have in common below it;
-    seconds and training accuracy are in the file only.
+    Runs that lead back to the same first run share a table, with that run's network and length below it; seconds and
+    training accuracy are in the file only.
     """
     if not rows:
         return f"Tuning runs: {NOT_RUN}.\n"
     named = {row.run: row for row in rows}
-    kinds = dict.fromkeys((_size(row), row.images_held_out) for row in rows)
-    tables = (_table([row for row in rows if (_size(row), row.images_held_out) == kind], named) for kind in kinds)
-    return "\n".join(tables)
+    tables: dict[tuple[str, int], list[TuningRow]] = {}
+    for row in rows:
+        tables.setdefault((_first_of(row, named), row.images_held_out), []).append(row)
+    return "\n".join(_table(together, named) for together in tables.values())
+
+
+def _first_of(row: TuningRow, named: Mapping[str, TuningRow]) -> str:
+    """Return the run at which the chain of comparisons from this one ends; nothing where it ends nowhere."""
+    seen = {row.run}
+    while row.against in named:
+        row = named[row.against]
+        if row.run in seen:
+            return ""
+        seen.add(row.run)
+    return row.run
 
 
 def _table(rows: Sequence[TuningRow], named: Mapping[str, TuningRow]) -> str:
@@ -107,7 +123,9 @@ def _table(rows: Sequence[TuningRow], named: Mapping[str, TuningRow]) -> str:
                 row.verdict or ABSENT,
             ]
         )
-    return f"{aligned(cells)}\nAll runs: {_size(rows[0])}. {remark_on(rows)}\n"
+    alike = len({_size(row) for row in rows}) == 1
+    size = f"All runs: {_size(rows[0])}." if alike else f"`{rows[0].run}`: {_size(rows[0])}."
+    return f"{aligned(cells)}\n{size} {remark_on(rows)}\n"
 
 
 def _size(row: TuningRow) -> str:

@@ -24,7 +24,8 @@ from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
 from bronet.json_object import Json, parse_object
 from bronet.recipe.schema import Recipe
-from bronet.recipe.text import from_text, to_text
+from bronet.recipe.source import read_recipe
+from bronet.recipe.text import to_text
 
 GIT_SECONDS = 5
 ARTEFACTS = (
@@ -96,12 +97,7 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """Read the recipe of this run."""
-        try:
-            return from_text(self.recipe_file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BronetError(f"could not read {self.recipe_file} ({error}); give the folder of a run") from None
-        except BronetError as error:
-            raise BronetError(f"in {self.recipe_file}: {error}") from None
+        return read_recipe(self.recipe_file, advice="give the folder of a run")
 
     def append_log(self, entry: Json) -> None:
         """Add one line to the log and wait until it is on the disk."""
