@@ -1,17 +1,22 @@
 """Data sets in folders and archives: the true layouts, small; what is wrong is named, nothing is half-unpacked."""
 
 import hashlib
+import io
+import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bronet.data import FileSet, ImageSet, load_dataset, load_images, open_images, open_synthetic
 from bronet.data import tiny_imagenet as tiny
+from bronet.data.decode import decode_whole
 from bronet.errors import BronetError
-from bronet.recipe import DataRecipe
+from bronet.recipe import DataRecipe, dataset_spec
 from generated_images import class_folders, encoded, pixels, tiny_imagenet
 
 PETS = ["ant", "bee", "cat"]
@@ -151,6 +156,40 @@ def test_a_wrong_npz_file_is_named(tmp_path: Path, changes: dict[str, object], w
     data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
     with pytest.raises(BronetError, match=words):
         open_synthetic(data, CLASSES, data_dir=tmp_path)
+
+
+def _relabelled_npz(path: Path, header: str) -> None:
+    """Write an .npz whose image array claims a shape of its own, with the bytes of four images."""
+    write_npz(path, 4)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {header}, }}".ljust(117) + "\n"
+    members["image.npy"] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + bytes(4 * 3072)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("count", ["1000000000000000", "-1", "True", "9" * 23])
+def test_an_npz_file_that_claims_more_than_it_holds_is_named(tmp_path: Path, count: str) -> None:
+    _relabelled_npz(tmp_path / "edm.npz", f"({count}, 32, 32, 3)")
+    data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
+    with pytest.raises(BronetError, match=r"must be as large as their shape says|must be plain \.npy arrays"):
+        open_synthetic(data, CLASSES, data_dir=tmp_path)
+
+
+def test_images_of_sixteen_bits_keep_their_greys() -> None:
+    """Pillow's own conversion cuts at 255, which makes nearly all of such an image white."""
+    deep = np.linspace(0, 65535, 1024).reshape(32, 32).astype(np.uint16)
+    spec = replace(dataset_spec("cifar10"), channels=1)
+    for kind in ("PNG", "TIFF"):
+        file = io.BytesIO()
+        Image.fromarray(deep).save(file, kind)
+        assert np.array_equal(decode_whole(file.getvalue(), spec).numpy()[0], deep >> 8)
+    file = io.BytesIO()
+    Image.fromarray(deep.astype(np.float32)).save(file, "TIFF")
+    with pytest.raises(BronetError, match="whole numbers of 8 or 16 bits, got floating point"):
+        decode_whole(file.getvalue(), spec)
 
 
 def test_a_missing_or_cut_npz_file_is_named(tmp_path: Path) -> None:

@@ -186,12 +186,14 @@ class Identity(LipschitzLayer):
 
 
 class Branching(Identity):
+    proved = Identity.proved
+
     def forward(self, x: Tensor) -> Tensor:
         return x if float(x.sum()) > 0 else -x
 
 
 class Remembering(Identity):
-    calls = 0
+    calls, proved = 0, Identity.proved
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -208,6 +210,8 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
 
 
 class Flat(Identity):
+    proved = Identity.proved
+
     def forward(self, x: Tensor) -> Tensor:
         return x
 

@@ -138,6 +138,14 @@ HOSTILE = {
         "must hold torch.float32 numbers",
     ),
     "NaN": (_weights(lambda tensors: tensors["head.bias"].fill_(torch.nan)), "must be finite"),
+    "NaN in 8 bits": (
+        _weights(lambda tensors: tensors.update({"head.bias": torch.full((10,), torch.nan).to(torch.float8_e4m3fn)})),
+        "must be finite",
+    ),
+    "too large": (
+        _weights(lambda tensors: tensors.update({"head.bias": torch.full((10,), 1e300, dtype=torch.float64)})),
+        "must be finite in torch.float32",
+    ),
     "huge header": (_text("model.safetensors", b"\xff" * 7 + b"\x7f" + b"{}"), "damaged, cut short or of another kind"),
     "pickle": (_text("model.safetensors", b"\x80\x04cos\nsystem\n."), "damaged, cut short or of another kind"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors, but there is no such"),

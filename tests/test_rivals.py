@@ -250,6 +250,50 @@ def test_proved_map_keeps_its_own_weights() -> None:
     assert_close(proved.apply(x), before)
 
 
+def test_weights_far_apart_in_size_stay_finite() -> None:
+    """Products of small norms vanish in float32, and roots of them; a symmetric kernel has no skew part at all."""
+    bcop = convolution("bcop", 4, 4, 3)
+    soc = convolution("soc", 2, 2, 7)
+    with torch.no_grad():
+        bcop.halves[0].mul_(1e-25)  # type: ignore[index, union-attr]
+        soc.weight.zero_()  # type: ignore[operator, union-attr]
+    for layer, channels in ((bcop, 4), (soc, 2)):
+        x = torch.rand(2, channels, 5, 5)
+        y = layer(x)
+        y.sum().backward()
+        assert bool(y.isfinite().all())
+        assert all(bool(p.grad.isfinite().all()) for p in layer.parameters() if p.grad is not None)
+        assert layer.proved((channels, 5, 5)).lipschitz <= 1 + 1e-7
+    assert_close(soc.eval()(x), x)
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 101}, {"evaluation_terms": 200}])
+def test_long_series_of_soc_have_a_bound(options: dict[str, int]) -> None:
+    assert SOCConv2d(1, 1, **options).lipschitz_bound() <= 1 + 1e-7
+    with pytest.raises(BronetError, match="kernel_size of SOCConv2d must be at most 501, got 503"):
+        SOCConv2d(1, 1, 503)
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_a_first_use_without_gradients_spoils_no_later_one(kind: str) -> None:
+    """Bases are computed once and kept: also where the first to ask was in inference mode."""
+    size = (6, 10)  # which no other test asks for
+    layer = convolution(kind, 2, 2, 3, input_size=size)
+    x = torch.rand(2, 2, *size)
+    with torch.inference_mode():
+        layer.eval()(x)
+    layer.train()(x).sum().backward()
+
+
+def test_sums_are_counted_by_the_kernel_that_was_derived() -> None:
+    class Wide(StandardConv2d):
+        def derive(self, key: object) -> Tensor:
+            return super().derive(key).repeat(1, 1, 31, 31)
+
+    narrow, wide = StandardConv2d(1, 1, 1), Wide(1, 1, 1)
+    assert wide.proved((1, 40, 40)).gain > 31**2 * narrow.proved((1, 40, 40)).gain / 2
+
+
 def test_every_word_of_a_recipe_is_a_convolution() -> None:
     assert set(BackboneKind.__args__) == set(CONVOLUTIONS)  # type: ignore[attr-defined]
 

@@ -1,6 +1,8 @@
 """Each assumption of docs/soundness.md, tried out: arithmetic, stored numbers, what a certificate speaks of."""
 
 import math
+import subprocess
+import sys
 from fractions import Fraction
 
 import mpmath
@@ -8,8 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bronet import BronetError, prove
-from bronet.layers import Bias, Flatten, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
+from bronet import BronetError, certified_radius, check, prove
+from bronet.foreign.checking import Verdict
+from bronet.layers import (
+    CONVOLUTIONS,
+    Bias,
+    Centring,
+    Flatten,
+    Householder,
+    L2NormPool,
+    LastLayerNormalized,
+    LipschitzLayer,
+    MaxMin,
+    Normalization,
+    PixelUnshuffle,
+    convolution,
+)
 from bronet.models import CertifiableModel
 from bronet.ortho.real_dft import Window, kernel_basis, real_dft
 from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma
@@ -34,6 +50,24 @@ class Chain(CertifiableModel):
 
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.body]
+
+
+class Sectioned(CertifiableModel):
+    """A head behind any layers on images of this shape; a Flatten comes last."""
+
+    def __init__(self, shape: tuple[int, int, int], *layers: nn.Module, features: int | None = None) -> None:
+        super().__init__(shape)
+        torch.manual_seed(0)
+        self.body = nn.Sequential(*layers, Flatten())
+        if features is None:
+            current: tuple[int, ...] = shape
+            for _, layer in self.chain():
+                current = layer.proved(current).output_shape
+            (features,) = current
+        self.head = LastLayerNormalized(features, 3)
+
+    def sections(self) -> list[nn.Module]:
+        return [self.body]
 
 
 def _images(count: int = 5) -> Tensor:
@@ -108,6 +142,129 @@ def test_changes_to_a_float64_model_do_not_reach_its_proof() -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(7.0)
     assert torch.equal(network.logits(_images()), before)
+
+
+def test_changes_to_the_settings_of_a_model_do_not_reach_its_proof() -> None:
+    """Every number, switch and size of every layer, its parts included, is made another after the proof."""
+    for kind in CONVOLUTIONS:
+        layer = convolution(kind, 2, 2, 3, stride=1, input_size=(4, 4), dtype=torch.float64)
+        model = Sectioned((2, 4, 4), Normalization((0.5, 0.4), std=0.5), layer, PixelUnshuffle(2), L2NormPool(2))
+        network = prove(model)
+        images = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        before = network.certify(images)
+        for module in model.modules():
+            for name, value in list(vars(module).items()):
+                if isinstance(value, bool | int | float) and not name.startswith("_"):
+                    setattr(module, name, not value if isinstance(value, bool) else value + 1)
+        after = network.certify(images)
+        assert torch.equal(after.radius, before.radius), kind
+        assert torch.equal(network.logits(images), network.logits(images.clone()))
+
+
+def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
+    """A proof reads layers, so a hook or another forward would go unseen (assumption A5)."""
+
+    class Louder(Bias):
+        def forward(self, x: Tensor) -> Tensor:
+            return 100 * super().forward(x)
+
+    class Twice(Chain):
+        def forward(self, images: Tensor) -> Tensor:
+            return 2 * super().forward(images)
+
+    def hooked(path: str) -> Chain:
+        model = Chain(Bias(4, dtype=torch.float64), MaxMin())
+        model.get_submodule(path).register_forward_hook(lambda module, inputs, output: 100 * output)
+        return model
+
+    replaced = Chain(MaxMin())
+    replaced.head.forward = lambda x: 100 * x  # type: ignore[method-assign]
+    cases = {
+        "forward of body must be": hooked("body"),
+        "forward of body.1 must be": hooked("body.1"),
+        "forward of head must be": replaced,
+        "forward of Chain must be": hooked(""),
+        "Louder must define `proved`": Chain(Louder(4)),
+        "forward of Twice must be that of CertifiableModel": Twice(MaxMin()),
+    }
+    for words, model in cases.items():
+        with pytest.raises(BronetError, match=words):
+            prove(model)
+        checked = check(model)
+        assert checked.verdict != Verdict.CERTIFIABLE
+        assert not checked.certifiable
+
+
+def test_what_a_forward_refuses_has_no_proof() -> None:
+    """Wrong channels, a missing Flatten or a wrong size: the proof is refused as the forward is."""
+    cases = [
+        (Sectioned((3, 4, 4), Normalization((0.5,)), features=48), "Normalization expects images of 1 channels"),
+        (Sectioned((1, 4, 4), Normalization((0.5,)), features=9), "the head expects 9 features"),
+        (Sectioned((2, 4, 4), Bias(1), features=32), r"Bias expects 1 channels, got activations of shape \(2, 4, 4\)"),
+        (Sectioned((2, 4, 4), Centring(1), features=32), "Centring expects 1 channels"),
+        (Sectioned((2, 4, 4), Householder(4), features=32), "Householder expects 4 channels"),
+        *(
+            (
+                Sectioned((3, 4, 4), convolution(kind, 2, 4, 3, input_size=(4, 4)), features=64),
+                "expects images of 2 channels",
+            )
+            for kind in CONVOLUTIONS
+        ),
+    ]
+    for model, words in cases:
+        images = torch.rand(2, *model.image_shape)
+        with pytest.raises((BronetError, RuntimeError)):
+            model.eval()(images)
+        with pytest.raises(BronetError, match=words):
+            certified_radius(model, images)
+
+
+MISTAKES = """
+import torch, bronet
+from bronet.layers import BROConv2d, Flatten, LastLayerNormalized
+from bronet.models import Chain
+
+model = Chain((1, 2, 2), {"flatten": Flatten()}, LastLayerNormalized(4, 3))
+images = torch.rand(5, 1, 2, 2)
+for call in (
+    lambda: bronet.certified_radius(torch.nn.Linear(4, 4), images),
+    lambda: bronet.certified_radius(torch.nn.DataParallel(model), images),
+    lambda: bronet.certified_radius(model, images[0]),
+    lambda: bronet.certified_radius(model, images.numpy()),
+    lambda: bronet.certified_radius(model, torch.tensor(1.0)),
+    lambda: bronet.certified_radius(model, torch.rand(5, 3, 2, 2)),
+    lambda: bronet.certified_radius(model, torch.rand(5, 1, 4, 4)),
+    lambda: bronet.certified_radius(model, images, batch_size=-1),
+    lambda: bronet.prove(model, (1, -2, -2)),
+    lambda: model((images * 255).to(torch.uint8)),
+    lambda: BROConv2d(1, 2, 3, rank=1)((images * 255).to(torch.uint8)),
+):
+    try:
+        call()
+    except bronet.BronetError as error:
+        print(error)
+compiled = torch.compile(model, backend="eager")
+print(torch.equal(bronet.certified_radius(compiled, images), bronet.certified_radius(model, images)))
+"""
+
+
+def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
+    """In a process of its own, where annotations are not checked."""
+    done = subprocess.run([sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "model must be a CertifiableModel, got Linear; bronet.convert makes one of a torch.nn chain",
+        "model must be a CertifiableModel, got DataParallel; bronet.convert makes one of a torch.nn chain",
+        "images must be a tensor of shape (batch, channel, height, width), got shape (1, 2, 2)",
+        "images must be a tensor of shape (batch, channel, height, width), got ndarray",
+        "images must be a tensor of shape (batch, channel, height, width), got shape ()",
+        "images must have 1 channels and two sides, got shape (3, 2, 2)",
+        "the head expects 4 features, got activations of shape (16,); flatten them",
+        "batch_size must be at least 1, got -1",
+        "image_shape must be sizes of at least 1, such as (3, 32, 32), got (1, -2, -2)",
+        "images must be floating point, got torch.uint8; divide uint8 by 255",
+        "BROConv2d expects floating point, got torch.uint8; convert the input first",
+        "True",  # a compiled model is proved as what it wraps
+    ]
 
 
 def test_a_layer_used_twice_is_proved_twice() -> None:

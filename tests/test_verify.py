@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def _resealed(folder: Path) -> None:
     path = folder / "certificate.json"
     facts = json.loads(path.read_text())
     facts["rows_sha256"] = file_hash(folder / "certificate.csv")
+    facts["targeted_sha256"] = file_hash(folder / "targeted.csv")
     path.write_text(json.dumps(sealed(facts), indent=2))
 
 
@@ -103,6 +105,41 @@ def test_a_prediction_that_was_made_up_is_refused(copy: Path) -> None:
     write_rows(copy / "certificate.csv", rows)
     _resealed(copy)
     with pytest.raises(BronetError, match="prediction of image 3 differs"):
+        verify_run(copy)
+
+
+def _margin_of_nan(folder: Path) -> None:
+    rows = read_rows(folder / "certificate.csv")
+    rows[2] = replace(rows[2], margin=float("nan"))
+    write_rows(folder / "certificate.csv", rows)
+
+
+def _far_from_class_four(folder: Path) -> None:
+    path = folder / "targeted.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    lines[3][2 + (4 if lines[3][1] != "4" else 5)] = "9999.0"
+    path.write_text("\n".join(",".join(line) for line in lines) + "\n")
+
+
+def _smaller_constant(folder: Path) -> None:
+    path = folder / "certificate.json"
+    facts = json.loads(path.read_text())
+    facts["layers"][1]["lipschitz"] *= 0.9
+    path.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("forge", "words"),
+    [
+        (_margin_of_nan, "line 4: margin must be at least 0, got nan"),
+        (_far_from_class_four, "radius of image 2 towards class . differs, found .*, recorded 9999.0"),
+        (_smaller_constant, "lipschitz of stem.linear differs, found 2.*, recorded 2"),
+    ],
+)
+def test_what_was_made_up_is_refused_though_resealed(copy: Path, forge: Callable[[Path], None], words: str) -> None:
+    forge(copy)
+    _resealed(copy)
+    with pytest.raises(BronetError, match=words):
         verify_run(copy)
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from bronet.data.pillow import FORMATS
 from bronet.errors import BronetError
-from bronet.web.upload import FORMATS, MOST_BYTES, read_upload
+from bronet.web.upload import MOST_BYTES, read_upload
 from web_files import drawn, encoded, noise_image, saved
 
 RGB, GREY = (3, 6, 6), (1, 6, 6)
@@ -86,6 +87,15 @@ def test_what_is_transparent_becomes_white() -> None:
 def test_sixteen_bits_become_eight() -> None:
     deep = Image.fromarray(np.full((6, 6), 200 * 256 + 17, dtype=np.uint16))
     assert bool((read_upload(saved(deep, "PNG"), GREY) == 200).all())
+
+
+def test_a_palette_with_more_transparency_than_colours_is_damaged() -> None:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 3, 0, 0, 0)) + chunk(b"PLTE", b"\0\0\0")
+    pixels = chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
+    assert "damaged" in refusal(b"\x89PNG\r\n\x1a\n" + header + chunk(b"tRNS", b"\xff" * 257) + pixels)
 
 
 @pytest.mark.parametrize("mode", ["1", "CMYK", "YCbCr"])

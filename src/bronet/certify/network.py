@@ -6,18 +6,23 @@ at the image, one for the rounding at a point of the ball, which grows with r. B
 found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
 """
 
+from copy import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.layers.head import ProvedHead
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, gamma, up
 from bronet.radius import targeted_radii
+
+Module = TypeVar("Module", bound=nn.Module)
 
 # Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
 _TENSOR_SLACK = 1 + 2.0**-44
@@ -165,16 +170,48 @@ class ProvedNetwork:
 def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -> ProvedNetwork:
     """Return the proved float64 network of a model for images of this shape (default: the model's own).
 
-    Weights are read once, here. Running means are used as in evaluation, whatever mode the model is in.
+    Weights and settings are read once, here. Running means are used as in evaluation, whatever mode the model is in.
     """
-    shape = model.image_shape if image_shape is None else image_shape
-    current: tuple[int, ...] = shape
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if not isinstance(model, CertifiableModel):
+        kind = type(model).__name__
+        raise BronetError(f"model must be a CertifiableModel, got {kind}; bronet.convert makes one of a torch.nn chain")
+    model.require_faithful()
+    shape = model.image_shape if image_shape is None else checked_shape(image_shape, "image_shape")
+    if (len(shape), shape[0]) != (IMAGE_AXES, model.image_shape[0]):
+        raise BronetError(f"images must have {model.image_shape[0]} channels and two sides, got shape {shape}")
+    x = torch.zeros(1, *shape, dtype=torch.float64, device=next(model.head.parameters()).device)
     layers = []
     for name, layer in model.chain():
-        proved = layer.proved(current)
+        proved = _twin(layer).proved(tuple(x.shape[1:]))
         layers.append((name, proved))
-        current = proved.output_shape
-    return ProvedNetwork(tuple(layers), model.head.proved_head(current), shape, model.mirrored)
+        x = _tried(name, proved, x)
+    head = _twin(model.head).proved_head(tuple(x.shape[1:]))
+    _tried("head", head.logits, x)
+    return ProvedNetwork(tuple(layers), head, shape, model.mirrored)
+
+
+def _tried(name: str, layer: ProvedMap, x: Tensor) -> Tensor:
+    """Return what a layer makes of one image; raise unless it is of the shape that its proof is about.
+
+    A shift that was broadcast over channels, say, would stretch distances by more than its proof says.
+    """
+    y = layer.apply(x)
+    if tuple(y.shape[1:]) != layer.output_shape:
+        raise BronetError(f"{name} must give activations of shape {layer.output_shape}, got {tuple(y.shape[1:])}")
+    return y
+
+
+def _twin(module: Module) -> Module:
+    """Return a module of the same numbers and settings that nobody else can change the settings of.
+
+    What a proof computes may read settings such as a stride later. Numbers are the layer's own to copy in `proved`.
+    """
+    twin = copy(module)
+    for held in ("_parameters", "_buffers"):
+        twin.__dict__[held] = dict(module.__dict__[held])
+    twin.__dict__["_modules"] = {name: part and _twin(part) for name, part in module._modules.items()}
+    return twin
 
 
 def certified_radius(
@@ -186,6 +223,11 @@ def certified_radius(
     radius. Ties get 0. For many calls, keep `prove(model)` and use its `certify`. `batch_size` images are computed at
     once, by default as many as suit the device.
     """
+    if not isinstance(images, Tensor) or images.ndim != 1 + IMAGE_AXES:
+        got = f"shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise BronetError(f"images must be a tensor of shape (batch, channel, height, width), got {got}")
+    if batch_size is not None and batch_size < 1:
+        raise BronetError(f"batch_size must be at least 1, got {batch_size}")
     network = prove(model, tuple(images.shape[1:]))
     if not len(images):
         return images.new_zeros(0, dtype=torch.float64)

@@ -3,8 +3,6 @@
 One row per image; every table and curve is recomputed from these rows. The folder keeps what it had if anything fails.
 """
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -21,6 +19,7 @@ from bronet.certify.hashes import file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, images_at_once, prove
 from bronet.certify.rows import Row, write_rows
+from bronet.certify.targeted import targeted_table
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.json_object import Json
@@ -121,7 +120,7 @@ def _write(files: CertificateFiles, result: "CertifiedImages", facts: Json, *, t
     write_rows(files.rows, result.rows)
     facts["rows_sha256"] = file_hash(files.rows)
     if targeted:
-        replace_text(files.targeted, targeted_table(result))
+        replace_text(files.targeted, targeted_table(result.rows, result.targeted))
         facts["targeted_sha256"] = file_hash(files.targeted)
     else:
         files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
@@ -189,16 +188,6 @@ def soundness_cost(rows: Sequence[Row]) -> Json:
         "relative_median": statistics.median(relative),
         "relative_worst": max(relative),
     }
-
-
-def targeted_table(result: CertifiedImages) -> str:
-    """Return the CSV text of the targeted radii: entry j of a line is the proved distance to class j."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["index", "prediction", *(f"class_{j}" for j in range(len(result.targeted[0])))])
-    for row, radii in zip(result.rows, result.targeted, strict=True):
-        table.writerow([row.index, row.prediction, *(repr(radius) for radius in radii)])
-    return text.getvalue()
 
 
 def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:

@@ -4,6 +4,7 @@ Everything is recomputed from the weights and the images, in other batches than 
 confirmed if the recomputed one is no smaller, up to the rounding of another machine.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import torch
 
 from bronet.certify.hashes import SEAL, file_hash, images_hash, sealed
-from bronet.certify.network import prove
+from bronet.certify.network import ProvedNetwork, prove
 from bronet.certify.rows import Row, read_rows
 from bronet.certify.run import CertificateFiles, load_model
+from bronet.certify.targeted import Targeted, read_targeted
 from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.json_object import Json, read_object, shown
@@ -64,13 +66,20 @@ def verify_run(
     rows = read_rows(files.rows)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
-    _no_less("lipschitz", float(str(facts["lipschitz"])), network.lipschitz)
+    _at_least("lipschitz", network.lipschitz, float(str(facts["lipschitz"])))
+    _confirm_layers(facts.get("layers"), network)
+    targeted = read_targeted(files.targeted, len(rows)) if facts.get("targeted_sha256") is not None else None
     worst = 0.0
     for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
         proved = network.certify(images.pixels(index, dtype=torch.float64))
         columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius)
         for number, *values in zip(*(column.tolist() for column in columns), strict=True):
             worst = max(worst, _confirm(rows[number], *values))
+        if targeted is not None:
+            for number, found, radii in zip(
+                *(c.tolist() for c in (index, proved.prediction, proved.targeted)), strict=True
+            ):
+                _confirm_targeted(targeted[number], Targeted(found, radii), f"image {number}")
         if progress is not None:
             progress(int(index[-1]) + 1)
     return Verification(len(images), network.lipschitz, worst)
@@ -83,14 +92,36 @@ def _confirm(row: Row, label: int, prediction: int, margin: float, radius: float
     _same(f"prediction of {where}", prediction, row.prediction)
     if abs(margin - row.margin) > RELATIVE * abs(margin) + ABSOLUTE:
         raise _differs(f"margin of {where}", margin, row.margin)
-    _no_less(f"radius of {where}", radius, row.radius)
+    _at_most(f"radius of {where}", radius, row.radius)
     return abs(radius - row.radius)
 
 
-def _no_less(what: str, claimed_at_most: float, value: float) -> None:
-    """Raise if `value` exceeds what it may be at most, up to the rounding of another machine."""
-    if not value <= claimed_at_most * (1 + RELATIVE) + ABSOLUTE:
-        raise _differs(what, claimed_at_most, value)
+def _confirm_layers(recorded: object, network: ProvedNetwork) -> None:
+    """Raise unless the table of layers names those of the network, and no constant below theirs."""
+    table = recorded if isinstance(recorded, list) else []
+    bounds = [(entry.get("name"), entry.get("lipschitz")) for entry in table if isinstance(entry, dict)]
+    _same("names of the layers", [name for name, _ in network.layers], [name for name, _ in bounds])
+    for (name, proved), (_, bound) in zip(network.layers, bounds, strict=True):
+        _at_least(f"lipschitz of {name}", proved.lipschitz, bound if isinstance(bound, float | int) else math.nan)
+
+
+def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
+    _same(f"prediction beside the targeted radii of {where}", found.prediction, recorded.prediction)
+    _same(f"number of classes of {where}", len(found.radii), len(recorded.radii))
+    for j, (radius, claimed) in enumerate(zip(found.radii, recorded.radii, strict=True)):
+        _at_most(f"radius of {where} towards class {j}", radius, claimed)
+
+
+def _at_most(what: str, found: float, recorded: float) -> None:
+    """Raise if more is recorded than was found, up to the rounding of another machine."""
+    if not recorded <= found * (1 + RELATIVE) + ABSOLUTE:
+        raise _differs(what, found, recorded)
+
+
+def _at_least(what: str, found: float, recorded: float) -> None:
+    """Raise if less is recorded than was found, up to the rounding of another machine."""
+    if not found <= recorded * (1 + RELATIVE) + ABSOLUTE:
+        raise _differs(what, found, recorded)
 
 
 def _same(what: str, found: object, recorded: object) -> None:

@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from bronet.data.batches import stable_hash
+from bronet.data.pillow import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
@@ -72,12 +73,12 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
         raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=(*FORMATS, "PPM", "TIFF")) as image:
             if least is not None:
                 # Twice the wanted size, so that the resize after it still averages.
                 image.draft(MODES[spec.channels], (2 * least, 2 * least))
-            return image.convert(MODES[spec.channels])
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            return eight_bits(image).convert(MODES[spec.channels])
+    except (UnidentifiedImageError, Image.DecompressionBombError, *FAILURES) as error:
         reason = " ".join(str(error).split())
         raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
 

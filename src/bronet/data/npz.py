@@ -5,6 +5,7 @@ Read in pieces straight into the order the network wants, so that millions of im
 .npz file can hold Python objects that run code when read: those are refused.
 """
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -40,14 +41,15 @@ def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSe
         with zipfile.ZipFile(path) as archive:
             images = _read_images(archive, path, spec)
             labels = _read_labels(archive, path, len(images))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
         raise BronetError(f"cannot read {path} ({error}): it is damaged or cut short, get it again") from None
     return ImageSet(path.stem, images, labels, classes, spec.scale)
 
 
 def _read_images(archive: zipfile.ZipFile, path: Path, spec: DatasetSpec) -> Tensor:
-    with archive.open(_member(archive, path, IMAGE_KEYS)) as file:
-        shape, dtype = _header(file, path)
+    member = _member(archive, path, IMAGE_KEYS)
+    with archive.open(member) as file:
+        shape, dtype = _header(file, path, archive.getinfo(member).file_size)
         wanted = (spec.height, spec.width, spec.channels)
         if shape[1:] != wanted or dtype != np.uint8:
             raise BronetError(f"images in {path} must be uint8 of shape (n, {wanted}), got {dtype} of shape {shape}")
@@ -60,8 +62,9 @@ def _read_images(archive: zipfile.ZipFile, path: Path, spec: DatasetSpec) -> Ten
 
 
 def _read_labels(archive: zipfile.ZipFile, path: Path, count: int) -> Tensor:
-    with archive.open(_member(archive, path, LABEL_KEYS)) as file:
-        shape, dtype = _header(file, path)
+    member = _member(archive, path, LABEL_KEYS)
+    with archive.open(member) as file:
+        shape, dtype = _header(file, path, archive.getinfo(member).file_size)
         if shape != (count,) or dtype.kind not in "iu":
             raise BronetError(f"labels in {path} must be {count} whole numbers, got {dtype} of shape {shape}")
         return torch.from_numpy(_read_exactly(file, path, shape, dtype).astype(np.int64))
@@ -75,7 +78,7 @@ def _member(archive: zipfile.ZipFile, path: Path, keys: tuple[str, ...]) -> str:
     raise BronetError(f"{path} must hold an array named {keys[0]!r}, got {', '.join(names) or 'nothing'}")
 
 
-def _header(file: Readable, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _header(file: Readable, path: Path, held: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of an array; nothing but plain numbers in C order is accepted."""
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
@@ -84,6 +87,8 @@ def _header(file: Readable, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]
         raise BronetError(f"arrays in {path} must be plain .npy arrays ({error})") from None
     if fortran_order or dtype.hasobject:
         raise BronetError(f"arrays in {path} must be plain numbers in C order, got {dtype}")
+    if not all(type(side) is int and side >= 0 for side in shape) or math.prod(shape) * dtype.itemsize > held:
+        raise BronetError(f"arrays in {path} must be as large as their shape says, got {shape} in {held} bytes")
     return shape, dtype
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.foreign.steps import is_altered, kind_of
+from bronet.foreign.steps import kind_of
 from bronet.layers import LipschitzLayer
+from bronet.layers.faithful import is_altered, overrides_forward
 from bronet.proof.convolution import convolution_norm
 from bronet.proof.rounding import gamma, up
 from bronet.proof.spectral import largest_singular_value
@@ -55,8 +56,8 @@ _FIXED: dict[type[nn.Module], Bound] = {
 def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Bound:
     """Return a bound for activations of this shape (of one image), by the module's exact type."""
     kind = kind_of(module)
-    if is_altered(module):
-        return Bound(None, "a hook or a replaced forward may change what it gives")
+    if is_altered(module) or overrides_forward(module):
+        return Bound(None, "a hook or another forward may change what it gives")
     if isinstance(module, LipschitzLayer):
         proved = module.proved(shape)
         return Bound(proved.lipschitz, proved.remark or "proved")

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.foreign.bounds import bound_of
-from bronet.foreign.steps import Step, checked_shape, is_single, kind_of, output_shape, read_steps, require_module
+from bronet.foreign.steps import Step, is_single, kind_of, output_shape, read_steps, require_module
+from bronet.layers.base import checked_shape
 from bronet.models import CertifiableModel
 from bronet.printed import bound_text
 from bronet.proof.rounding import up
@@ -105,7 +106,12 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
         input_shape = checked_shape(input_shape)
     with _evaluating(model):
         if isinstance(model, CertifiableModel):
-            return _certifiable(model, model.image_shape if input_shape is None else input_shape)
+            shape = model.image_shape if input_shape is None else input_shape
+            try:
+                model.require_faithful()
+            except BronetError as error:
+                return Checked(_leaves(model, shape), None, Verdict.UNBOUNDED, str(error))
+            return _certifiable(model, shape)
         if input_shape is None:
             raise BronetError(f"input_shape must be given to check a {type(model).__name__}, got None")
         try:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.foreign.steps import Step, checked_shape, kind_of, output_shape, read_steps
+from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
 from bronet.layers import (
     Bias,
     Block,
@@ -28,6 +28,7 @@ from bronet.layers import (
     PixelUnshuffle,
     convolution,
 )
+from bronet.layers.base import checked_shape
 from bronet.layers.rivals.mean_pool import ScaledMeanPool
 from bronet.models import CertifiableModel, Chain
 

@@ -5,7 +5,7 @@ several inputs is refused: the product of its layers' constants would bound noth
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from bronet.errors import BronetError
 from bronet.layers import Block, LipschitzLayer
+from bronet.layers.faithful import is_altered
 
 
 @dataclass(frozen=True)
@@ -172,27 +173,6 @@ def _dropout(node: fx.Node) -> nn.Module:
     _, *options = node.args  # p and training, where they are given by place
     drops = options[1] if len(options) > 1 else node.kwargs.get("training", True)
     return nn.Dropout().train(bool(drops))
-
-
-def is_altered(module: nn.Module) -> bool:
-    """Whether a module may do something else than its type says: a hook or an attribute stands before its forward.
-
-    Hooks of torch.nn.utils only make the weights, such as those of `spectral_norm`.
-    """
-    before = [hook for hook in module._forward_pre_hooks.values() if not _is_of_torch(hook)]
-    return bool(before or module._forward_hooks) or "forward" in vars(module)
-
-
-def _is_of_torch(hook: object) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils.")
-
-
-def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of an image as a tuple, or raise where it is none."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise BronetError(f"input_shape must be sizes of at least 1, such as (3, 32, 32), got {shape!r}")
-    return sizes
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, batch_first, batch_last
+from bronet.layers.base import LipschitzLayer, batch_first, batch_last, require_channels, require_shape
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
@@ -82,9 +82,11 @@ class Householder(LipschitzLayer):
         nn.init.constant_(self.angles, math.pi / 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, 2 * self.angles.shape[1], "Householder")
         return _folded(x, *_normals(self.angles.to(x.dtype)))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, 2 * self.angles.shape[1], "Householder")
         sin, cos = _normals(self.angles.detach().double())
         per_fold, folds = _norm_of_fold(sin, cos), self.angles.shape[0]
         # n.z errs by gamma_2 |n||z|, its product with n and the subtraction by gamma_3 of at most 3 |z|.

@@ -6,7 +6,7 @@ parameters do not change.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from bronet.errors import BronetError
 from bronet.proof.proved_map import ProvedMap
 
 T = TypeVar("T")
+IMAGE_AXES = 3  # channel, height, width
 
 
 class LipschitzLayer(nn.Module, ABC):
@@ -100,8 +101,9 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
 def frozen(module: nn.Module) -> Iterator[nn.Module]:
     """Keep derived weights while inside: for evaluation, where many batches share the same parameters.
 
-    No gradient reaches the parameters inside. The kept weights cannot go stale: they are dropped at the end, and
-    recomputed within if a parameter is loaded, stepped or moved.
+    No gradient reaches the parameters inside. The kept weights are dropped at the end, and recomputed within if a
+    parameter is loaded, stepped or moved. What is written through `parameter.data`, which torch does not count as a
+    change, goes unseen.
     """
     layers = [m for m in module.modules() if isinstance(m, DerivedLayer)]
     outer = [layer._kept for layer in layers]
@@ -123,8 +125,25 @@ def require_channels(x: Tensor, channels: int, layer: str) -> None:
     """Raise unless dimension 1 of x has this many channels, and no dimension is empty."""
     if x.ndim < 2 or x.shape[1] != channels:
         raise BronetError(f"{layer} expects {channels} channels in dimension 1, got an input of shape {tuple(x.shape)}")
+    if not x.is_floating_point():  # which products would round to whole numbers
+        raise BronetError(f"{layer} expects floating point, got {x.dtype}; convert the input first")
     if x.numel() == 0:
         raise BronetError(f"{layer} needs at least one image and one pixel, got an input of shape {tuple(x.shape)}")
+
+
+def require_shape(shape: tuple[int, ...], channels: int, layer: str, *, images: bool = False) -> None:
+    """Raise unless one image's activations of this shape have so many channels, and two sides where images are due."""
+    if not shape or shape[0] != channels or min(shape) < 1 or (images and len(shape) != IMAGE_AXES):
+        wanted = f"images of {channels} channels" if images else f"{channels} channels"
+        raise BronetError(f"{layer} expects {wanted}, got activations of shape {shape}")
+
+
+def checked_shape(shape: Sequence[int], name: str = "input_shape") -> tuple[int, ...]:
+    """Return the shape of an image as a tuple, or raise where it is none."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise BronetError(f"{name} must be sizes of at least 1, such as (3, 32, 32), got {shape!r}")
+    return sizes
 
 
 def batch_last(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import require_channels, without_autocast
+from bronet.layers.base import require_channels, require_shape, without_autocast
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
@@ -142,6 +142,7 @@ class BROConv2d(ReflectorLayer[Tensor]):
             return reflect_images(x, self.V(precision), geometry, inverse=inverse)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, "BROConv2d", images=True)
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, without_autocast
+from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, require_shape, without_autocast
 from bronet.layers.prepared import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
@@ -126,6 +126,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
             return DenseFactors(V, dense_inverse(V, ridge=self.ridge) if prepared is None else prepared)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.in_features, "BROLinear")
         Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
         squared = factor_norm(Q)
         size, magnitude = up(squared**0.5), absolute_norm(Q)
@@ -182,6 +183,7 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         return batch_first(W @ batch_last(x))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.in_features, "CholeskyLinear")
         W = cholesky_orthogonal(self.V(torch.float64).detach(), ridge=self.ridge)
         norm = largest_singular_value(W)
         products = [Product(norm, absolute_norm(W), self.in_features)]

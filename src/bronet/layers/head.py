@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -87,6 +88,7 @@ class LastLayerNormalized(Head):
         return torch.linalg.vector_norm(differences, dim=-1)
 
     def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+        _require_vector(shape, self.in_features)
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
         rows, bias = _normalized(self.weight.detach().double()), self.bias.detach().double().clone()
         norm = largest_singular_value(rows)
@@ -135,6 +137,7 @@ class OrthogonalHead(Head):
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
 
     def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+        _require_vector(shape, self.linear.in_features)
         linear, bias = self.linear.proved(shape), self.bias.detach().double().clone()
         gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
         offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
@@ -144,6 +147,11 @@ class OrthogonalHead(Head):
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.linear.lipschitz_bound()
+
+
+def _require_vector(shape: tuple[int, ...], features: int) -> None:
+    if shape != (features,):
+        raise BronetError(f"the head expects {features} features, got activations of shape {shape}; flatten them")
 
 
 def _full_precision(x: Tensor) -> Tensor:

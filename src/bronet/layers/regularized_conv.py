@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.layers.base import LipschitzLayer, require_channels, require_shape
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
@@ -136,6 +136,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         return image.norm() / v.norm()
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.in_channels, "LipschitzRegularizedConv2d", images=True)
         kernel = self.kernel(torch.float64).detach().clone()  # a float64 model must not share its numbers with a proof
         (stride, padding), k = self.geometry, self.kernel_size
         norm = convolution_norm(kernel, (shape[1], shape[2]), stride=stride, padding=padding)

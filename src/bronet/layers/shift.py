@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_channels
+from bronet.layers.base import LipschitzLayer, require_channels, require_shape
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
@@ -41,6 +41,7 @@ class Normalization(LipschitzLayer):
         return (x - _column(self.mean, x)) / self.std
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.mean.numel(), "Normalization", images=True)
         mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
         size = float(torch.linalg.vector_norm(mean)) * (shape[1] * shape[2]) ** 0.5
         # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
@@ -79,6 +80,7 @@ class Centring(LipschitzLayer):
         self.mean_over_all = alone
 
     def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.bias.numel(), "Centring")
         return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
 
     def mean_of(self, x: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class Centring(LipschitzLayer):
         return mean
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return shifted((self.bias - self.mean).detach().double(), shape)
+        return _shifted((self.bias - self.mean).detach().double(), shape, "Centring")
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
@@ -117,20 +119,22 @@ class Bias(LipschitzLayer):
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.bias.numel(), "Bias")
         return x + _column(self.bias.to(x.dtype), x)
 
     def mean_of(self, x: Tensor) -> None:
         """Nothing is centred: the counterpart of `Centring.mean_of`."""
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return shifted(self.bias.detach().double(), shape)
+        return _shifted(self.bias.detach().double(), shape, "Bias")
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
 
 
-def shifted(shift: Tensor, shape: tuple[int, ...]) -> ProvedMap:
+def _shifted(shift: Tensor, shape: tuple[int, ...], layer: str) -> ProvedMap:
     """Return the proved map x -> x + shift: one rounding per number."""
+    require_shape(shape, shift.numel(), layer)
     shift = shift.clone()  # a model in float64 must not share its numbers with a proof
     pixels = torch.Size(shape[1:]).numel()
     size = float(torch.linalg.vector_norm(shift)) * pixels**0.5

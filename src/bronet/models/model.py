@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers import Block, Head, LipschitzLayer
+from bronet.layers.faithful import require_faithful
 from bronet.layers.prepared import prepared
 
 
@@ -30,6 +31,8 @@ class CertifiableModel(nn.Module):
         raise BronetError(f"{type(self).__name__} must list its sections")
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        if not images.is_floating_point():
+            raise BronetError(f"images must be floating point, got {images.dtype}; divide uint8 by 255")
         logits = self._logits(images)
         if self.mirrored and not self.training:
             logits = (logits + self._logits(images.flip(-1))) / 2
@@ -49,6 +52,16 @@ class CertifiableModel(nn.Module):
         for section in self.sections():
             for layer in _links(section):
                 yield names[id(layer)], layer
+
+    def require_faithful(self) -> None:
+        """Raise where the forward pass may be another than that of the chain: what `prove` reads would not be it."""
+        own = (type(self).forward, type(self)._logits) == (CertifiableModel.forward, CertifiableModel._logits)
+        if not own:
+            raise BronetError(
+                f"forward of {type(self).__name__} must be that of CertifiableModel, sections and a head, got its own; "
+                "a certificate could not see what it does"
+            )
+        require_faithful(self, "")
 
     def units(self) -> Iterator[Block | LipschitzLayer]:
         """Yield the blocks, and the layers outside of blocks, before the head, in the order of the forward pass."""

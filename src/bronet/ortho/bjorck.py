@@ -19,7 +19,7 @@ def bjorck(P: Float[Tensor, "*batch m n"], *, steps: int = BJORCK_STEPS) -> Floa
     W = unit_scaled(P)
     # sqrt(|W|_1 |W|_inf) bounds the spectral norm.
     columns, rows = W.abs().sum(-2).amax(-1), W.abs().sum(-1).amax(-1)
-    size = (columns * rows).sqrt().clamp_min(torch.finfo(W.dtype).tiny)
+    size = (columns.sqrt() * rows.sqrt()).clamp_min(torch.finfo(W.dtype).tiny)
     W = W / size[..., None, None]
     for _ in range(steps):
         W = 1.5 * W - 0.5 * W @ (W.mT @ W)

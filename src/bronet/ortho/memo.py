@@ -14,7 +14,10 @@ def memoized(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep the results of the last `maxsize` different calls; a graph of torch.compile computes its own."""
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
-        kept = lru_cache(maxsize=maxsize)(function)
+        @lru_cache(maxsize=maxsize)
+        def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+            with torch.inference_mode(False):  # whoever asks first: tensors of inference mode serve no gradient
+                return function(*args, **kwargs)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -26,8 +26,8 @@ def skew_kernel(M: Float[Tensor, "c c k k"]) -> Float[Tensor, "c c k k"]:
     """
     M = unit_scaled(M)
     skew = M - M.transpose(0, 1).flip(-2, -1)
-    norm = largest_skew_norm(M.shape[-1])
-    return skew * (norm / fantastic_four(skew).clamp_min(torch.finfo(M.dtype).tiny))
+    size = fantastic_four(skew) / largest_skew_norm(M.shape[-1])
+    return skew / torch.where(size > torch.finfo(M.dtype).tiny, size, 1.0)  # zero stays zero, gradients finite
 
 
 def largest_skew_norm(kernel_size: int) -> float:

@@ -81,9 +81,10 @@ def copy_into(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Copy tensors, read from `path`, into the model's parameters and buffers, all or none."""
     state = model.state_dict()
     _check_fit(path, tensors, state)
+    tensors = {name: tensor.to(state[name].dtype) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise BronetError(f"{name} in {path} must be finite, but it holds NaN or infinity")
+            raise BronetError(f"{name} in {path} must be finite in {tensor.dtype}, but it holds NaN or infinity")
     for name, tensor in tensors.items():
         part_of(state[name]).copy_(cut(tensor, state[name]))
 

@@ -5,7 +5,6 @@ cropped at the centre. Of an animation the first frame counts.
 """
 
 import io
-import struct
 import warnings
 
 import numpy as np
@@ -14,27 +13,11 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from bronet.data.pillow import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
 
 MOST_BYTES = 8 * 2**20
 MOST_PIXELS = 40_000_000
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
-BITS_TO_DROP = 8
-DECODER_FAILURES = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    struct.error,
-)
-"""What Pillow's decoders raise at bytes that are not an image."""
 
 
 def read_upload(content: bytes, shape: tuple[int, int, int]) -> UInt8[Tensor, "c h w"]:
@@ -49,14 +32,14 @@ def read_upload(content: bytes, shape: tuple[int, int, int]) -> UInt8[Tensor, "c
             f"this file is too large: at most {MOST_BYTES // 2**20} MB, got {len(content) / 2**20:.1f} MB"
         )
     channels, height, width = shape
-    flat = _flattened(_decoded(content), "L" if channels == 1 else "RGB")
+    flat = _decoded(content, "L" if channels == 1 else "RGB")
     fitted = flat if flat.size == (width, height) else ImageOps.fit(flat, (width, height), Image.Resampling.BICUBIC)
     pixels = np.array(fitted, dtype=np.uint8)
     return torch.from_numpy(np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)))
 
 
-def _decoded(content: bytes) -> Image.Image:
-    """Return the first frame, upright; its size is checked before its pixels are touched."""
+def _decoded(content: bytes, mode: str) -> Image.Image:
+    """Return the first frame, upright, in this mode; its size is checked before its pixels are touched."""
     try:
         with warnings.catch_warnings():
             # Pillow warns of things that a stranger's file may hold; the limit on pixels is our own and stricter.
@@ -64,14 +47,14 @@ def _decoded(content: bytes) -> Image.Image:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 _refuse_many_pixels(image)
                 image.load()
-                return ImageOps.exif_transpose(image)
+                return _flattened(ImageOps.exif_transpose(image), mode)
     except BronetError:
         raise
     except UnidentifiedImageError:
         raise BronetError("this file is not an image that can be read; use PNG, JPEG, WebP, GIF or BMP") from None
     except Image.DecompressionBombError:
         raise _too_many_pixels("far more") from None
-    except DECODER_FAILURES:
+    except FAILURES:
         raise BronetError("this image is damaged or cut short; save it again and retry") from None
 
 
@@ -86,9 +69,7 @@ def _too_many_pixels(got: str) -> BronetError:
 
 def _flattened(image: Image.Image, mode: str) -> Image.Image:
     """Return the picture in the mode, on white where it is transparent."""
-    if image.mode in SIXTEEN_BITS:
-        deep = np.asarray(image).astype(np.int64) >> BITS_TO_DROP
-        image = Image.fromarray(deep.clip(0, 255).astype(np.uint8))
+    image = eight_bits(image)
     if image.has_transparency_data:
         over = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution
 from bronet.layers.shape import PixelUnshuffle
 from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
@@ -99,6 +99,7 @@ class ECOConv2d(DerivedLayer[Tensor]):
         return y.permute(5, 2, 0, 3, 1, 4).reshape(b, self.out_channels, H, Wd)[..., :h, :w]
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, "ECOConv2d", images=True)
         stride, k = self.unshuffle.factor, self.kernel_size
         frame = FourierFrame.of(Windows.of((k, k), 0, keep_padding=False), self.weight.device, dense=True)
         with torch.no_grad():

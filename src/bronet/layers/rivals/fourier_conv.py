@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.shape import PixelUnshuffle
@@ -110,6 +110,7 @@ class FourierConv2d(DerivedLayer[Tensor]):
         return Windows.of(size, self.padding, keep_padding=False)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, type(self).__name__, images=True)
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         windows = self._windows(size)

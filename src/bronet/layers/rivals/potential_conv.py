@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
 from bronet.layers.rivals.spatial_conv import convolve_kept_size
 from bronet.layers.shape import PixelUnshuffle
@@ -87,6 +87,7 @@ class PotentialConv2d(DerivedLayer[Tensor]):
         return y[:, : self.out_channels]
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, type(self).__name__, images=True)
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         with torch.no_grad():

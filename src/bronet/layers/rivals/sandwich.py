@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.rivals.fourier_conv import GridKey, apply_spectrum
 from bronet.layers.shape import PixelUnshuffle
@@ -92,6 +92,7 @@ class SandwichConv2d(DerivedLayer[Halves]):
         return apply_spectrum(hidden, out, basis)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, "SandwichConv2d", images=True)
         stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         windows = Windows.of(size, self.padding, keep_padding=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
 from bronet.layers.rivals.spatial_conv import convolve_kept_size
 from bronet.layers.shape import PixelUnshuffle
@@ -26,6 +26,9 @@ from bronet.proof.spectral import largest_singular_value
 TRAINING_TERMS = 6
 NEGLIGIBLE = 1e-8
 """What evaluation may leave out of the series, as a share of the input: less than float32 rounds away."""
+
+LARGEST_KERNEL = 501
+"""Terms of the series grow up to e^(0.7 k) before they shrink, which must stay far below the largest float64."""
 
 
 class SOCConv2d(DerivedLayer[Tensor]):
@@ -60,6 +63,8 @@ class SOCConv2d(DerivedLayer[Tensor]):
         super().__init__()
         require_convolution(in_channels, out_channels, kernel_size)
         require_odd_kernel(kernel_size, "SOCConv2d")
+        if kernel_size > LARGEST_KERNEL:
+            raise BronetError(f"kernel_size of SOCConv2d must be at most {LARGEST_KERNEL}, got {kernel_size}")
         if evaluation_terms is None:
             evaluation_terms = negligible_from(largest_skew_norm(kernel_size))
         if min(training_terms, evaluation_terms) < 2:
@@ -103,6 +108,7 @@ class SOCConv2d(DerivedLayer[Tensor]):
             return rest_of_series(skew_norm(self.derive(torch.float64)), terms)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.image_channels, "SOCConv2d", images=True)
         stride, c = self.unshuffle.factor, self.weight.shape[0]
         with torch.no_grad():
             kernel = self.derive(torch.float64)
@@ -142,7 +148,10 @@ def rest_of_series(s: float, terms: int) -> float:
     """Return an upper bound on the sum over j >= terms of s^j / j!; the geometric series needs s < terms + 1."""
     if s >= terms + 1:
         raise BronetError(f"SOC needs more terms than its norm {s:.3g} less one, got {terms}")
-    return up(s**terms / math.factorial(terms) / (1 - s / (terms + 1)))
+    first = 1.0
+    for j in range(1, terms + 1):
+        first *= s / j  # s^terms and terms! by themselves overflow
+    return up(first * (terms + 1) / (terms + 1 - s) * (1 + gamma(2 * terms + 4)))
 
 
 def negligible_from(s: float) -> int:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels
+from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
 from bronet.layers.shape import PixelUnshuffle
 from bronet.proof.convolution import absolute_convolution_norm
@@ -55,12 +55,13 @@ class SpatialConv2d(DerivedLayer[Tensor]):
         return convolve_kept_size(x, kernel, circular=self.circular)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        stride, k = self.unshuffle.factor, self.kernel_size
+        require_shape(shape, self.image_channels, type(self).__name__, images=True)
+        stride = self.unshuffle.factor
         size = (shape[1] // stride, shape[2] // stride)
         with torch.no_grad():
             kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
         norm = self.kernel_norm(kernel, size)
-        products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
+        products = [Product(norm, absolute_convolution_norm(kernel), kernel[0].numel())]
         apply = lambda x: patch_convolution(self.unshuffle(x), kernel, circular=self.circular)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, norm)
 
