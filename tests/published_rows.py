@@ -42,6 +42,7 @@ def publish_rows(
         "layers": [],
         "rounding": {"worst": 1e-11},
         "precision": "float64",
+        "device": "cpu",
         "seconds": 1.5,
         "command": "bronet certify run",
         "weights_sha256": "ab" * 32,

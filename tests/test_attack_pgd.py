@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bronet.attack import l2_pgd
 from bronet.errors import BronetError
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 IMAGES, SHAPE, CLASSES = 16, (1, 4, 4), 3
 PIXELS = 16
@@ -61,7 +61,7 @@ def test_a_linear_classifier_falls_exactly_beyond_its_radius() -> None:
     """Images near 1/2 keep the box out of the way, so that the radius is the distance to an attack."""
     model, gap = _linear()
     images = _images()
-    prediction, _, radius = certified_radius(model(images), gap)
+    prediction, _, radius = margin_radius(model(images), gap)
     inside = l2_pgd(model, images, prediction, eps=radius * (1 - 1e-6), steps=50)
     outside = l2_pgd(model, images, prediction, eps=radius * (1 + 1e-2), steps=50)
     assert radius.max() < 0.4, "the box would interfere"
@@ -81,7 +81,7 @@ def test_inside_the_radius_a_contraction_keeps_its_prediction() -> None:
 
     gap = (head[:, None] - head[None, :]).norm(dim=2)
     images = _images(low=0.0, high=1.0)
-    prediction, _, radius = certified_radius(model(images), gap)
+    prediction, _, radius = margin_radius(model(images), gap)
     found = l2_pgd(model, images, prediction, eps=radius * (1 - 1e-9), steps=30, restarts=2)
     assert (radius > 0).all()
     assert not found.success.any()

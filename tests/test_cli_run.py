@@ -1,8 +1,12 @@
 """The command line from a recipe to a report, on a recipe shrunk to seconds."""
 
 import csv
+import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +114,42 @@ def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatc
     result = run("train", "mine.yaml", *settings(*SHRUNK, *SHORT, "name=a/b"))
     assert "next:    bronet certify runs/a-b" in result.stdout
     assert names(Path("runs/a-b")) == TRAINED
+
+
+def test_what_comes_next_is_quoted_and_keeps_the_place_of_the_data(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "with a space"
+    assert run("round", str(trained), "--out", str(out)).stdout.endswith(f"bronet certify '{out}'\n")
+    again = refusal("round", str(trained), "--out", str(out))
+    assert again.endswith("already holds a run; choose another")
+    words = ["--data-dir", str(tmp_path), *settings(*SHRUNK, *SHORT)]
+    shown = run("train", RECIPE_NAME, "--out", str(tmp_path / "new"), *words).stdout
+    assert f"next:    bronet certify {tmp_path / 'new'} --data-dir {tmp_path}\n" in shown
+
+
+def test_a_name_that_the_system_refuses_is_one_line() -> None:
+    for words in (["certify"], ["verify"], ["info"], ["report"]):
+        assert "File name too long" in refusal(*words, "a" * 300)
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained, tmp_path / "ünï 日本")
+    plain = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bronet", "info", str(folder)], env=plain, capture_output=True, check=True
+    )
+    assert b"recipe" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, *args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    told = refusal("certify", str(trained), "--limit", "10")
+    assert f"could not write to {trained}" in told
+    assert "certifying" not in told
 
 
 def test_a_run_is_replaced_only_on_request(trained: Path) -> None:

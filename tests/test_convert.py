@@ -11,6 +11,7 @@ from bronet.layers import (
     BROConv2d,
     BROLinear,
     Centring,
+    Flatten,
     LastLayerNormalized,
     MaxMin,
     MaxPool,
@@ -145,6 +146,10 @@ class Calling(Residual):
         (ending(nn.MaxPool2d(3, 2)), "^0: windows of a pool must not overlap"),
         (ending(nn.AdaptiveAvgPool2d(7)), "^0: windows of a pool must be square and whole"),
         (ending(nn.LayerNorm(16)), "^0: LayerNorm has no Lipschitz counterpart"),
+        (
+            nn.Sequential(MaxMin(), Flatten(), LastLayerNormalized(16, 2)),
+            r"got 2 \(LastLayerNormalized\); bronet.Chain takes bronet's own layers",
+        ),
         (nn.Sequential(nn.LSTM(16, 2)), r"^the last step must be a torch.nn.Linear .* got 0 \(LSTM\)"),
         (nn.Sequential(nn.Flatten(), nn.Linear(768, 2), nn.Softmax(1)), r"^the last step .* got 2 \(Softmax\)"),
         (

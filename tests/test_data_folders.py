@@ -90,6 +90,14 @@ def test_a_folder_of_class_folders_is_a_data_set(tmp_path: Path) -> None:
     assert len(load_images(OWN, "train", data_dir=tmp_path, limit=2)) == 2
 
 
+def test_test_images_of_other_classes_than_the_training_images_are_refused(tmp_path: Path) -> None:
+    """Folders are sorted by name, so a class of another name would give its images the label of another class."""
+    class_folders(tmp_path / "pets" / "train", PETS, 1)
+    class_folders(tmp_path / "pets" / "test", ["bee", "cat", "zebra"], 1)
+    with pytest.raises(BronetError, match="must be named like the classes or numbered from 0, got zebra"):
+        load_images(OWN, "test", data_dir=tmp_path)
+
+
 def test_imagenet_is_files_of_any_size_resized_when_read(tmp_path: Path) -> None:
     names = [f"n{number:08d}" for number in range(1000)]
     class_folders(tmp_path / "imagenet" / "val", names, 1, "JPEG", (40, 30))

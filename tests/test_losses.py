@@ -11,7 +11,7 @@ from bronet import losses
 from bronet.errors import BronetError
 from bronet.losses.arguments import checked_logits
 from bronet.losses.certificate_regularization import certificate_risk
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 IMAGES, CLASSES = 12, 4
 DOUBLE_TOLERANCE = {
@@ -149,7 +149,7 @@ def test_certificate_regularization_of_the_code_rewards_the_radius_of_correct_im
     logits: Tensor, labels: Tensor, gap: Tensor
 ) -> None:
     found = losses.certificate_regularization_radius(logits, labels, gap, gamma=0.5)
-    prediction, _, radius = certified_radius(logits, gap)
+    prediction, _, radius = margin_radius(logits, gap)
     reward = radius[prediction == labels].sum() / IMAGES
     assert reward > 0
     torch.testing.assert_close(found, losses.cross_entropy(logits, labels) - 0.5 * reward, **DOUBLE_TOLERANCE)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.radius import certified_at, certified_radius, implied_radius, targeted_radii
+from bronet.radius import certified_at, implied_radius, margin_radius, targeted_radii
 
 CLASSES, PIXELS, IMAGES = 5, 12, 40
 
@@ -30,7 +30,7 @@ def test_radius_of_a_linear_classifier_is_the_distance_to_the_nearest_boundary(d
     weight = torch.randn(CLASSES, PIXELS, generator=_generator(1), dtype=dtype)
     bias = torch.randn(CLASSES, generator=_generator(2), dtype=dtype)
     images = torch.randn(IMAGES, PIXELS, generator=_generator(3), dtype=dtype)
-    found = certified_radius(images @ weight.T + bias, _gap_of_rows(weight))
+    found = margin_radius(images @ weight.T + bias, _gap_of_rows(weight))
 
     for image, prediction, radius in zip(images, found.prediction, found.radius, strict=True):
         distances = []
@@ -65,17 +65,17 @@ def test_the_predicted_class_is_infinitely_far_from_itself() -> None:
 
 
 def test_a_tie_has_radius_zero() -> None:
-    found = certified_radius(torch.tensor([[2.0, 2.0, 1.0]]), torch.ones(3, 3))
+    found = margin_radius(torch.tensor([[2.0, 2.0, 1.0]]), torch.ones(3, 3))
     assert found.radius.tolist() == [0.0]
     assert found.margin.tolist() == [0.0]
 
 
 def test_a_tie_has_radius_zero_even_where_the_gap_is_zero() -> None:
-    assert certified_radius(torch.tensor([[2.0, 2.0]]), torch.zeros(2, 2)).radius.tolist() == [0.0]
+    assert margin_radius(torch.tensor([[2.0, 2.0]]), torch.zeros(2, 2)).radius.tolist() == [0.0]
 
 
 def test_classes_without_a_gap_are_never_reached() -> None:
-    assert certified_radius(torch.tensor([[2.0, 1.0]]), torch.zeros(2, 2)).radius.tolist() == [torch.inf]
+    assert margin_radius(torch.tensor([[2.0, 1.0]]), torch.zeros(2, 2)).radius.tolist() == [torch.inf]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -83,14 +83,14 @@ def test_classes_without_a_gap_are_never_reached() -> None:
 def test_logits_that_are_not_finite_are_never_certified(bad: float, position: int) -> None:
     logits = torch.tensor([[3.0, 1.0, 0.0]])
     logits[0, position] = bad
-    assert certified_radius(logits, torch.ones(3, 3)).radius.tolist() == [0.0]
+    assert margin_radius(logits, torch.ones(3, 3)).radius.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -1.0])
 def test_a_gap_that_is_no_bound_certifies_nothing(bad: float) -> None:
     gap = torch.ones(3, 3)
     gap[0, 2] = bad
-    assert certified_radius(torch.tensor([[3.0, 1.0, 0.0]]), gap).radius.tolist() == [0.0]
+    assert margin_radius(torch.tensor([[3.0, 1.0, 0.0]]), gap).radius.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -120,7 +120,7 @@ def test_budgets_are_subtracted_and_clipped_at_zero() -> None:
 
 
 def test_low_precision_logits_are_divided_in_float32() -> None:
-    found = certified_radius(torch.tensor([[3.0, 1.0]], dtype=torch.bfloat16), torch.full((2, 2), 3.0))
+    found = margin_radius(torch.tensor([[3.0, 1.0]], dtype=torch.bfloat16), torch.full((2, 2), 3.0))
     torch.testing.assert_close(found.radius, torch.tensor([2 / 3]))
 
 
@@ -130,7 +130,7 @@ def test_the_radius_is_differentiable_in_logits_and_gap() -> None:
     gap.requires_grad_()
 
     def radius(logits: Tensor, gap: Tensor) -> Tensor:
-        return certified_radius(logits, gap).radius
+        return margin_radius(logits, gap).radius
 
     assert torch.autograd.gradcheck(radius, (logits, gap))
 
@@ -138,7 +138,7 @@ def test_the_radius_is_differentiable_in_logits_and_gap() -> None:
 def test_the_gradient_is_finite_where_the_gap_has_a_zero_diagonal() -> None:
     gap = (torch.ones(3, 3) - torch.eye(3)).requires_grad_()
     logits = torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]], requires_grad=True)
-    certified_radius(logits, gap).radius.sum().backward()
+    margin_radius(logits, gap).radius.sum().backward()
     assert gap.grad is not None
     assert logits.grad is not None
     assert gap.grad.isfinite().all()
@@ -155,7 +155,7 @@ def test_certified_means_correct_and_strictly_beyond_eps() -> None:
 
 def test_one_class_is_refused() -> None:
     with pytest.raises(BronetError, match="at least 2 classes, got 1"):
-        certified_radius(torch.zeros(3, 1), torch.zeros(1, 1))
+        margin_radius(torch.zeros(3, 1), torch.zeros(1, 1))
 
 
 def test_implied_radii_are_those_of_the_largest_balls_inside() -> None:

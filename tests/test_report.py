@@ -171,7 +171,7 @@ def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
     second = summarize(read_evidence(other))
     assert markdown_table([first, second]) == (
         "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 "
-        "| median radius | variance | skewness | Lipschitz bound |\n"
+        "| median radius | variance | skewness | L before the head |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| first | 4 | 75.0 % | – | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
         "| second | 4 | 75.0 % | 75.0 % | – | – | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
@@ -238,6 +238,9 @@ def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: 
     assert "| zero | 4 | 75.0 | 50.0 | 25.0 | 0.5000 |" in text
     assert text.count("| pgd | l2 | 1/4 | 4 | 75.0 % | 50.0 % | 50.0 % |") == 1
     assert "costs 0.01 % of the radius" in text
+    facts["soundness_cost"] = {"relative_median": -1e-4}
+    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | facts))
+    assert "The proof gives 0.01 % more radius (median" in write_report(run).summary_md.read_text()
     content = json.loads(paths.summary_json.read_text())
     assert content["naive"]["label"].startswith("not a proof")
     assert content["implied"]["median_l1"] == 0.5

@@ -63,7 +63,7 @@ def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
     assert cells_of(table, "BRONet-M (+LA) (37M)")[3] == "+0.3 / +0.3 / +0.4 / +1.3"
     assert cells_of(table, "LipNeXt-64M")[2:] == ["81.5 / 71.2 / 59.2 / 45.9", "+0.0 / -1.2 / -3.2 / -3.9"]
     assert "mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
-    told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s."
+    told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s on a CPU."
     assert told in table
 
 

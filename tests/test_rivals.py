@@ -303,6 +303,7 @@ BAD = [
     ({"kind": "cayley", "residual_depth": 4}, "residual_depth must be left out for a cayley convolution, got 4"),
     ({"kind": "soc", "kernel_size": 4}, "kernel_size of SOCConv2d must be odd .* got 4"),
     ({"kind": "bcop", "kernel_size": 2}, "kernel_size of BCOPConv2d must be odd .* got 2"),
+    ({"kind": "bro", "kernel_size": (3, 3)}, r"kernel_size must be at least 1, got \(3, 3\)"),
     ({"kind": "sll", "in_channels": 0}, "in_channels must be at least 1, got 0"),
     ({"kind": "lot", "stride": 0}, "factor of PixelUnshuffle must be at least 1, got 0"),
     ({"kind": "lipreg"}, "input_size must be given to a lipreg convolution"),

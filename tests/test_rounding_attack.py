@@ -15,7 +15,7 @@ from bronet import prove
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.layers import Flatten, LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.models import CertifiableModel
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 IMAGES = 150
 
@@ -97,7 +97,7 @@ def test_naive_float32_certificates_break(model: Shifted) -> None:
 def test_naive_certificates_break_in_float64_too(model: Shifted) -> None:
     """Float64 alone is no proof: without a rounding budget the same search finds images."""
     network, images = prove(model), _images(torch.float64)
-    radius = certified_radius(network.logits(images), network.head.gaps).radius
+    radius = margin_radius(network.logits(images), network.head.gaps).radius
     rows = model.head.rows().double()
     assert len(broken_by_rounding(network.logits, images, radius, rows)) > IMAGES / 20
 
@@ -109,6 +109,6 @@ def test_our_certificates_survive(model: Shifted, dtype: torch.dtype) -> None:
     certificate = network.certify(images)
     assert broken_by_rounding(network.logits, images, certificate.radius, model.head.rows()) == []
     # The radius that survives is the true distance, less a rounding budget: nothing was given away.
-    distance = certified_radius(network.logits(images), network.head.gaps).radius
+    distance = margin_radius(network.logits(images), network.head.gaps).radius
     assert (certificate.radius <= distance).all()
     assert (certificate.radius >= distance * (1 - 1e-7) - 1e-11).all()

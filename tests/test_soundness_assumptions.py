@@ -251,9 +251,10 @@ print(torch.equal(bronet.certified_radius(compiled, images), bronet.certified_ra
 def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
     """In a process of its own, where annotations are not checked."""
     done = subprocess.run([sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True)
+    advice = "bronet.Chain makes one of bronet's layers, bronet.convert one of torch's"
     assert done.stdout.splitlines() == [
-        "model must be a CertifiableModel, got Linear; bronet.convert makes one of a torch.nn chain",
-        "model must be a CertifiableModel, got DataParallel; bronet.convert makes one of a torch.nn chain",
+        f"model must be a CertifiableModel, got Linear; {advice}",
+        f"model must be a CertifiableModel, got DataParallel; {advice}",
         "images must be a tensor of shape (batch, channel, height, width), got shape (1, 2, 2)",
         "images must be a tensor of shape (batch, channel, height, width), got ndarray",
         "images must be a tensor of shape (batch, channel, height, width), got shape ()",
@@ -265,6 +266,11 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "BROConv2d expects floating point, got torch.uint8; convert the input first",
         "True",  # a compiled model is proved as what it wraps
     ]
+
+
+def test_pixels_outside_the_unit_interval_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"images lie outside \[0, 1\]"):
+        certified_radius(Chain(MaxMin()), 255 * _images())
 
 
 def test_a_layer_used_twice_is_proved_twice() -> None:

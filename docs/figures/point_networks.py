@@ -12,7 +12,7 @@ from bronet.certify import prove
 from bronet.layers import Bias, BROLinear, Flatten, LastLayerNormalized, MaxMin
 from bronet.losses import emma
 from bronet.models import CertifiableModel
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 CLASSES = 3
 POINTS = 15
@@ -132,5 +132,5 @@ def ordinary_proof(model: nn.Sequential, points: Points, *, side: int) -> Proof:
     bound = float(torch.stack([torch.linalg.matrix_norm(layer.weight, 2) for layer in body]).prod())
     rows = head.weight
     gaps = bound * (rows[:, None] - rows[None]).norm(dim=-1)
-    found = certified_radius(model(points.images), gaps)
+    found = margin_radius(model(points.images), gaps)
     return Proof(bound, found.prediction == points.label, found.radius, model(grid(side)).argmax(1))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bronet.layers import MaxMin as MaxMin
     from bronet.layers import frozen as frozen
     from bronet.models import CertifiableModel as CertifiableModel
+    from bronet.models import Chain as Chain
     from bronet.models import build_model as build_model
     from bronet.models import create_model as create_model
     from bronet.pretrained import load_pretrained as load_pretrained
@@ -34,6 +35,7 @@ _HOMES = {
     "BROConv2d": "bronet.layers",
     "BROLinear": "bronet.layers",
     "CertifiableModel": "bronet.models",
+    "Chain": "bronet.models",
     "CholeskyLinear": "bronet.layers",
     "Householder": "bronet.layers",
     "LastLayerNormalized": "bronet.layers",

@@ -50,6 +50,16 @@ def replace_text(path: Path, text: str) -> None:
     replace_bytes(path, text.encode())
 
 
+def require_writable(folder: Path) -> None:
+    """Raise unless a file can be made in this folder; for work that writes only at its end."""
+    trial = folder / f".trial.{os.getpid()}{TEMPORARY_SUFFIX}"
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise BronetError(f"could not write to {folder} ({error}); {_advice(error)} and try again") from None
+
+
 def append_line(path: Path, line: str) -> None:
     """Add one line to a text file and wait until it is on the disk."""
     try:

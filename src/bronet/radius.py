@@ -71,7 +71,7 @@ def targeted_radii(
     return torch.where(logits.isfinite().all(dim=1, keepdim=True), radii, 0.0)
 
 
-def certified_radius(
+def margin_radius(
     logits: Float[Tensor, "b k"],
     gap_lipschitz: Float[Tensor, "k k"],
     *,

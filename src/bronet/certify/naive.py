@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 # Steps that the published evaluation takes.
 POWER_STEPS = 500
@@ -37,4 +37,4 @@ def naive_radius(
     with frozen(model):
         logits = model(images.to(next(model.parameters()).dtype))
     model.train(was_training)
-    return certified_radius(logits, gap_lipschitz).radius
+    return margin_radius(logits, gap_lipschitz).radius

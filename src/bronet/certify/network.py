@@ -6,6 +6,7 @@ at the image, one for the rounding at a point of the ball, which grows with r. B
 found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
 """
 
+import warnings
 from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
@@ -175,7 +176,8 @@ def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if not isinstance(model, CertifiableModel):
         kind = type(model).__name__
-        raise BronetError(f"model must be a CertifiableModel, got {kind}; bronet.convert makes one of a torch.nn chain")
+        advice = "bronet.Chain makes one of bronet's layers, bronet.convert one of torch's"
+        raise BronetError(f"model must be a CertifiableModel, got {kind}; {advice}")
     model.require_faithful()
     shape = model.image_shape if image_shape is None else checked_shape(image_shape, "image_shape")
     if (len(shape), shape[0]) != (IMAGE_AXES, model.image_shape[0]):
@@ -231,6 +233,8 @@ def certified_radius(
     network = prove(model, tuple(images.shape[1:]))
     if not len(images):
         return images.new_zeros(0, dtype=torch.float64)
+    if float(images.amin()) < 0 or float(images.amax()) > 1:
+        warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=2)
     at_once = batch_size or images_at_once(images.device)
     return torch.cat([network.certify(batch).radius for batch in images.split(at_once)])
 

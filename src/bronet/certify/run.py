@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from bronet.atomic import replace_text
+from bronet.atomic import replace_text, require_writable
 from bronet.certify.hashes import file_hash, images_hash, sealed
 from bronet.certify.naive import naive_gap_lipschitz, naive_radius
 from bronet.certify.network import ProvedNetwork, images_at_once, prove
@@ -84,6 +84,7 @@ def certify_run(
     budgets = eps or recipe.certify.eps
     for budget in budgets:
         parse_budget(budget)
+    require_writable(run.path)  # rather now than when all is proved
     images = load_images(recipe.data, split, data_dir=data_dir, limit=limit).to(device)
     weights = file_hash(run.weights)
     model = load_model(run, recipe, device=device)

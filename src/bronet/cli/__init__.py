@@ -5,6 +5,8 @@ promises to scripts is its exit status; see `bronet.cli.exit_status`.
 """
 
 import os
+import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ from bronet.cli.data import app as data
 from bronet.cli.exit_status import Commands, leave
 from bronet.cli.export import export
 from bronet.cli.info import info
-from bronet.cli.own_layers import run_layer_file
+from bronet.cli.own_layers import run_layer_files
 from bronet.cli.publish import publish, round_weights
 from bronet.cli.quickstart import quickstart
 from bronet.cli.recipes import app as recipes
@@ -67,8 +69,7 @@ def bronet(
 
     Start here:  bronet quickstart
     """
-    for file in layers or []:
-        run_layer_file(file)
+    run_layer_files(layers or [])
 
 
 # The order of the help page: the order in which a newcomer needs them.
@@ -86,6 +87,9 @@ app.command()(info)
 
 def main() -> None:
     """Run the command line of this process and end it with the status that scripts can use."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not end a command
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="bronet")
     except SystemExit as end:

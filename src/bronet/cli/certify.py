@@ -1,6 +1,5 @@
 """`bronet certify`: from trained weights to one proved radius per image."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from bronet.cli.options import (
     Split,
     SplitOption,
     chosen_split,
+    command_for,
     device_name,
     fetch_dataset,
     run_folder,
@@ -101,7 +101,7 @@ def certify(
         command=typed_command(),
     )
     show_certificate(run, console, split=split, naive=naive)
-    say(console, f"next:    bronet report {shlex.quote(str(run))}")
+    say(console, f"next:    {command_for('report', run)}")
 
 
 def show_certificate(folder: Path, console: "Console", *, split: Split = Split.TEST, naive: bool = False) -> "Evidence":

@@ -104,7 +104,7 @@ def _of_one(summary: Summary) -> Table:
     for entry in statistics.certified:
         table.add_row(f"certified accuracy, radius {entry.text}", percent(entry.accuracy))
     table.add_row("median radius of the correct images", number_text(statistics.radius.median))
-    table.add_row("Lipschitz constant, proved to be at most", bound_text(certificate.lipschitz))
+    table.add_row("Lipschitz bound of all layers before the head", bound_text(certificate.lipschitz))
     return table
 
 

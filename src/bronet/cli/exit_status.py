@@ -18,10 +18,20 @@ from typer.core import TyperGroup
 from bronet.errors import BronetError
 
 SYSTEM_REFUSALS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
 )
-"""Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle: the user can
-change it, this program cannot."""
+"""Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle, an overlong
+name: the user can change it, this program cannot."""
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """A command line that cannot be read. Which module holds this class differs between versions of typer."""

@@ -45,7 +45,7 @@ def export(
         ("file", f"{done.path}, {size:.1f} MiB"),
         ("largest difference", f"{done.from_float32:.2g} from the float32 network, {images}"),
         ("", f"{done.from_float64:.2g} from the float64 network of the certificate"),
-        ("Lipschitz bound", bound_text(done.facts.lipschitz)),
+        ("Lipschitz bound, before the head", bound_text(done.facts.lipschitz)),
         ("classes", f"{len(done.facts.classes)}: {', '.join(done.facts.classes[:10])}"),
     ]
     console = open_console()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bronet.cli.own_layers import layer_files
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ RUNS = Path("runs")
 def typed_command() -> str:
     """Return the command line of this process, quoted for a shell, for the records of a run."""
     return shlex.join(["bronet", *sys.argv[1:]])
+
+
+def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
+    """Return a command about a run to go on with, with the files of layers that this one was given."""
+    options = [word for file in layer_files() for word in ("--layers", str(file))]
+    place = ["--data-dir", str(data_dir)] if data_dir is not None else []
+    return shlex.join(["bronet", *options, *words.split(), str(run), *place])
 
 
 def run_folder(run: Path, out: Path | None = None) -> Path:

@@ -7,12 +7,27 @@ certificates never name a file to run.
 import importlib.util
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
 
+_run: list[Path] = []
 
-def run_layer_file(path: Path) -> None:
+
+def layer_files() -> list[Path]:
+    """Return the files that this command was given, for the commands that it recommends."""
+    return list(_run)
+
+
+def run_layer_files(paths: Sequence[Path]) -> None:
+    """Run the files that a command names, in order."""
+    _run[:] = paths
+    for path in paths:
+        _run_layer_file(path)
+
+
+def _run_layer_file(path: Path) -> None:
     """Run a Python file as a module that hides no other, whatever its name; where it fails, one line says where."""
     if path.suffix != ".py" or not path.is_file():
         raise BronetError(f"--layers must be a Python file that registers layers, got {path}")

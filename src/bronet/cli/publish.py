@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from bronet.cli.options import command_for
+
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 
 
@@ -23,7 +25,7 @@ def round_weights(
     from bronet.pretrained import round_run
 
     result = round_run(run, out)
-    typer.echo(f"rounded: {result.weights}\nnext:    bronet certify {result.path}")
+    typer.echo(f"rounded: {result.weights}\nnext:    {command_for('certify', result.path)}")
 
 
 def publish(

@@ -1,7 +1,6 @@
 """`bronet train`: from a recipe to a run folder with trained weights."""
 
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from bronet.cli.options import (
     DownloadOption,
     SettingsOption,
     Split,
+    command_for,
     device_name,
     fetch_dataset,
     typed_command,
@@ -109,7 +109,8 @@ def train(
     typer.echo(f"trained: {run.path}")
     if certify:
         _certify(run, device=device, data_dir=data_dir, began=began, resumed=resume)
-    typer.echo(f"next:    bronet {'report' if certify else 'certify'} {shlex.quote(str(run.path))}")
+    further = command_for("report", run.path) if certify else command_for("certify", run.path, data_dir=data_dir)
+    typer.echo(f"next:    {further}")
 
 
 def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: float, resumed: bool) -> None:
@@ -176,7 +177,8 @@ def train_recipe(
             options=options,
         )
     except Interrupted as stopped:
-        typer.echo(str(stopped), err=True)
+        again = command_for("train --resume", stopped.run, data_dir=data_dir)
+        typer.echo(f"{stopped.message}; resume with: {again}", err=True)
         raise typer.Exit(stopped.exit_code) from None
 
 

@@ -54,6 +54,11 @@ class FileSet:
         return ImageSet(self.name, images, self.labels, self.classes, spec.scale)
 
 
+def class_names_below(root: Path) -> tuple[str, ...]:
+    """Return the names of the class folders, sorted."""
+    return tuple(sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")))
+
+
 def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str] = ()) -> FileSet:
     """Return the image files of a folder with one folder per class, in a fixed order.
 
@@ -62,7 +67,7 @@ def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str
     """
     if not root.is_dir():
         raise BronetError(f"{name} must be in {root} as one folder per class, but there is no such folder")
-    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    folders = list(class_names_below(root))
     if len(folders) != expected:
         raise BronetError(f"{root} must hold {expected} class folders, got {len(folders)}: is it whole?")
     labels_of = _labels(folders, tuple(classes) or tuple(folders), root)

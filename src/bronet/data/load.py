@@ -11,7 +11,7 @@ import torch
 
 from bronet.data.cifar import LAYOUTS, load_cifar
 from bronet.data.digits import load_digits
-from bronet.data.file_set import FileSet, class_folders
+from bronet.data.file_set import FileSet, class_folders, class_names_below
 from bronet.data.image_set import ImageSet
 from bronet.data.npz import load_npz
 from bronet.data.parquet import load_parquet, parquet_files
@@ -96,6 +96,12 @@ def open_synthetic(
     return found if data.resize else found.decoded(spec, resized=False)
 
 
+def _training_classes(root: Path) -> tuple[str, ...]:
+    """Return the class folders of the training images in the order of their labels; none where there are none."""
+    folder = root / OTHER_NAMES["train"][0]
+    return class_names_below(folder) if folder.is_dir() else ()
+
+
 def _own_folder(data: DataRecipe, split: str, root: Path) -> ImageSet | FileSet:
     spec = data.spec()
     if not root.is_dir():
@@ -105,7 +111,8 @@ def _own_folder(data: DataRecipe, split: str, root: Path) -> ImageSet | FileSet:
         )
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
-            found = class_folders(data.name, root / name, expected=spec.classes)
+            classes = _training_classes(root) if split != "train" else ()
+            found = class_folders(data.name, root / name, expected=spec.classes, classes=classes)
             streamed = bool(data.resize) or data.name == IMAGENET
             return found if streamed else found.decoded(spec, resized=False)
         if files := parquet_files(root, name):

@@ -20,6 +20,7 @@ from bronet.layers import (
     BROLinear,
     Centring,
     Flatten,
+    Head,
     LastLayerNormalized,
     LipschitzLayer,
     MaxMin,
@@ -95,7 +96,8 @@ def convert(
             raise BronetError(f"{path} must be used once to be converted, as shared weights are not kept, got {count}")
     if not steps or kind_of(steps[-1].module) is not nn.Linear:
         last = f"{steps[-1].path} ({steps[-1].kind})" if steps else "nothing"
-        raise BronetError(f"the last step must be a torch.nn.Linear that returns logits, got {last}")
+        own = "; bronet.Chain takes bronet's own layers" if steps and isinstance(steps[-1].module, Head) else ""
+        raise BronetError(f"the last step must be a torch.nn.Linear that returns logits, got {last}{own}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers, shape = _converted(steps[:-1], input_shape, layer)

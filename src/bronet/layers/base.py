@@ -121,6 +121,13 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
+def require_counts(**sizes: int) -> None:
+    """Raise unless every size is a whole number of at least one; a pair, which torch's layers take, is none."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise BronetError(f"{name} must be at least 1, got {value}")
+
+
 def require_channels(x: Tensor, channels: int, layer: str) -> None:
     """Raise unless dimension 1 of x has this many channels, and no dimension is empty."""
     if x.ndim < 2 or x.shape[1] != channels:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import require_channels, require_shape, without_autocast
+from bronet.layers.base import require_channels, require_counts, require_shape, without_autocast
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle
@@ -83,13 +83,7 @@ class BROConv2d(ReflectorLayer[Tensor]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("kernel_size", kernel_size),
-        ):
-            if value < 1:
-                raise BronetError(f"{name} must be at least 1, got {value}")
+        require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size)
         self.unshuffle = PixelUnshuffle(stride)
         self.image_channels = in_channels
         self.in_channels, self.out_channels = in_channels * stride**2, out_channels

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_channels, require_shape
+from bronet.layers.base import LipschitzLayer, require_channels, require_counts, require_shape
 from bronet.layers.residual import IdentityResidual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
@@ -65,14 +65,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("kernel_size", kernel_size),
-            ("stride", stride),
-        ):
-            if value < 1:
-                raise BronetError(f"{name} must be at least 1, got {value}")
+        require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
         if padding < 0:
             raise BronetError(f"padding must be at least 0, got {padding}")
         if min(input_size) + 2 * padding < kernel_size:

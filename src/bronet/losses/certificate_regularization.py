@@ -11,7 +11,7 @@ from torch import Tensor
 from bronet.losses.arguments import not_negative
 from bronet.losses.cross_entropy import cross_entropy
 from bronet.losses.margin import logit_margin
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 
 PUBLISHED_GAMMA = 0.5
 """gamma of App. C and of the published code."""
@@ -37,7 +37,7 @@ def certificate_regularization_radius(
     """
     not_negative("gamma", gamma)
     cross = cross_entropy(logits, labels)
-    prediction, _, radius = certified_radius(logits, gap_lipschitz)
+    prediction, _, radius = margin_radius(logits, gap_lipschitz)
     return cross - gamma * radius.where(prediction == labels, 0.0).mean()
 
 

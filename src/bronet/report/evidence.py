@@ -48,6 +48,7 @@ class Certificate:
     pixels: int | None
     soundness_cost: float | None
     recipe_sha256: str = ""
+    device: str = ""
 
     @property
     def network(self) -> dict[str, str]:
@@ -150,6 +151,7 @@ def _read_certificate(path: Path) -> Certificate:
         pixels=content.count("pixels") if "pixels" in content.content else None,
         soundness_cost=_soundness_cost(content),
         recipe_sha256=content.text("recipe_sha256") if "recipe_sha256" in content.content else "",
+        device=content.text("device") if "device" in content.content else "",
     )
 
 

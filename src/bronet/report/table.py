@@ -148,7 +148,7 @@ def _cells(summaries: Sequence[Summary]) -> list[list[str]]:
     """Return header and lines as texts; the radii of all runs share the columns, in increasing order."""
     radii = sorted({entry.text for summary in summaries for entry in summary.statistics.certified}, key=parse_budget)
     certified_at = (f"ε = {text}" for text in radii)
-    table = [["run", "images", "clean", *certified_at, *DISTRIBUTION, "Lipschitz bound"]]
+    table = [["run", "images", "clean", *certified_at, *DISTRIBUTION, "L before the head"]]
     for summary in summaries:
         statistics = summary.statistics
         certified = {entry.text: percent(entry.accuracy) for entry in statistics.certified}

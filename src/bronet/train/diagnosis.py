@@ -14,11 +14,17 @@ from torch import Tensor, nn
 
 from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
+from bronet.recipe.schema import Recipe
 from bronet.train.processes import Processes
 from bronet.train.sharding import is_sharded, part_of
 
-ADVICE = "lower optim.lr or optim.clip_norm, or set train.precision=float32"
 Loss = Callable[[], Tensor]
+
+
+def advice_for(recipe: Recipe) -> str:
+    """Return what may keep a run like this one from diverging."""
+    precise = ", or set train.precision=float32" if recipe.train.precision != "float32" else ""
+    return f"lower optim.lr or optim.clip_norm{precise}, and start it anew (--overwrite)"
 
 
 class Snapshot:

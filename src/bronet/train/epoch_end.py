@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import torch
 
 from bronet.errors import BronetError
-from bronet.radius import certified_radius
+from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
-from bronet.train.diagnosis import ADVICE, find_bad_layer
+from bronet.train.diagnosis import advice_for, find_bad_layer
 from bronet.train.objective import objective
 from bronet.train.progress import Display, Pace, describe
 from bronet.train.schedule import emma_budget
@@ -28,7 +28,7 @@ def look(training: Training, step: int, pace: Pace, display: Display) -> None:
     if bad is not None:
         raise BronetError(
             f"loss and gradient must stay finite, got NaN or infinity at step {bad + 1}; it came "
-            f"{_where(training, bad)}; {_kept(training)}: {ADVICE}"
+            f"{_where(training, bad)}; {_kept(training)}: {advice_for(training.recipe)}"
         )
     training.snapshot.take(step)
     display.update(step=step, summary=training.tally.summary(), images_per_second=pace.speed())
@@ -65,7 +65,7 @@ def track_batch(training: Training, step: int) -> None:
         return
     batch = next(training.batches.between(step - 1, step))
     training.model.eval()
-    found = certified_radius(training.model(batch.pixels), training.model.gap_lipschitz())
+    found = margin_radius(training.model(batch.pixels), training.model.gap_lipschitz())
     training.model.train()
     training.tracker.batch(step // training.batches.steps_per_epoch, batch.pixels, found.margin)
 
@@ -98,7 +98,7 @@ def _stop_if_diverged(training: Training, epoch: int, summary: Summary) -> None:
     if first is not None and summary.loss > DIVERGED * max(1.0, abs(first)):
         raise BronetError(
             f"loss must not diverge, got {summary.loss:.3g} in epoch {epoch + 1} after {first:.3g} in the first that "
-            f"was logged; {_kept(training)}: {ADVICE}"
+            f"was logged; {_kept(training)}: {advice_for(training.recipe)}"
         )
 
 

@@ -4,10 +4,12 @@ A second signal stops at once, without saving. Outside the main thread signals c
 alone.
 """
 
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -15,10 +17,11 @@ EXIT_CODE_OF_SIGNALS = 128  # the shell's convention: 128 + the number of the si
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run is safe
-    """Training was asked to stop and has saved its state; the message says how to resume."""
+    """Training was asked to stop and has saved its state; as text it says how to resume."""
 
-    def __init__(self, message: str, *, signal_number: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, run: Path, signal_number: int) -> None:
+        super().__init__(f"{message}; resume with: bronet train --resume {shlex.quote(str(run))}")
+        self.message, self.run = message, run
         self.exit_code = EXIT_CODE_OF_SIGNALS + signal_number
 
 

@@ -5,7 +5,6 @@ batch. All randomness follows from (seed, purpose, epoch, step), so a resumed ru
 uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
 """
 
-import shlex
 from typing import NamedTuple
 
 from rich.console import Console
@@ -119,9 +118,7 @@ def fit(
                 save(training, step, watch.seconds())
             if stopped_by is not None and step < last_step:
                 raise Interrupted(
-                    f"stopped after step {step} of {last_step}, state saved; "
-                    f"resume with: bronet train --resume {shlex.quote(str(run.path))}",
-                    signal_number=stopped_by,
+                    f"stopped after step {step} of {last_step}, state saved", run=run.path, signal_number=stopped_by
                 )
     if training.average is not None:
         training.average.copy_to_model()

@@ -101,7 +101,8 @@ def train(
         if not resume:
             run = RunFolder(folder)
             if processes.is_main:
-                create_run(folder, recipe, overwrite=overwrite)
+                advice = "go on with it (--resume), replace it (--overwrite) or choose another"
+                create_run(folder, recipe, overwrite=overwrite, advice=advice)
             processes.wait()
         record = describe_run(recipe, device=place, command=command) | {
             "processes": processes.world,

@@ -122,7 +122,7 @@ class RunFolder:
         replace_text(self.record, json.dumps(entry, indent=2) + "\n")
 
 
-def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFolder:
+def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False, advice: str = "choose another") -> RunFolder:
     """Return a new run folder that holds the recipe.
 
     A folder with a run in it is refused unless `overwrite` is set, which removes the files of that run and no
@@ -133,7 +133,7 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False) -> RunFol
         raise BronetError(f"run folder {path} must be a folder, got a file; choose another name")
     if run.recipe_file.exists():
         if not overwrite:
-            raise BronetError(f"run folder {path} already holds a run; resume it, overwrite it or choose another")
+            raise BronetError(f"run folder {path} already holds a run; {advice}")
         _remove_artefacts(run)
     elif path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")

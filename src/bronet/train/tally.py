@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from bronet.radius import certified_at, certified_radius
+from bronet.radius import certified_at, margin_radius
 from bronet.train.processes import Processes
 
 ENTRIES = 5
@@ -55,7 +55,7 @@ class Tally:
         gap_lipschitz: Float[Tensor, "k k"],
     ) -> None:
         """Count one batch."""
-        prediction, _, radius = certified_radius(logits.float(), gap_lipschitz)
+        prediction, _, radius = margin_radius(logits.float(), gap_lipschitz)
         correct = prediction == labels
         certified = certified_at(radius, correct, self.eps)
         images = torch.full_like(loss, len(labels))

@@ -13,7 +13,7 @@ import torch
 from bronet.data import ImageSet
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
-from bronet.radius import certified_at, certified_radius
+from bronet.radius import certified_at, margin_radius
 from bronet.train.processes import Processes
 from bronet.train.sharding import is_sharded
 
@@ -43,7 +43,7 @@ def validate(
         for wanted in mine.split(BATCH):
             counted, index = (wanted < len(images)).to(counts.device), wanted.clamp(max=len(images) - 1)
             labels = images.labels[index.to(images.labels.device)]
-            prediction, _, radius = certified_radius(model(images.pixels(index)), gap)
+            prediction, _, radius = margin_radius(model(images.pixels(index)), gap)
             correct = (prediction == labels) & counted
             certified = [certified_at(radius, correct, eps).sum() for eps in budgets]
             counts += torch.stack((correct.sum(), *certified))

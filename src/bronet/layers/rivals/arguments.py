@@ -1,13 +1,12 @@
 """Checks that all rival convolutions share: one line that names the constraint."""
 
 from bronet.errors import BronetError
+from bronet.layers.base import require_counts
 
 
 def require_convolution(in_channels: int, out_channels: int, kernel_size: int) -> None:
     """Raise unless all are at least one."""
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("kernel_size", kernel_size)):
-        if value < 1:
-            raise BronetError(f"{name} must be at least 1, got {value}")
+    require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size)
 
 
 def require_odd_kernel(kernel_size: int, layer: str) -> None:
