@@ -76,7 +76,7 @@ def _parse(path: Path, line: int, cells: list[str]) -> Row:
         raise BronetError(f"{path}, line {line}: index, label and prediction must be at least 0, got {cells[:3]}")
     if correct != int(label == prediction):
         raise BronetError(f"{path}, line {line}: correct must be {int(label == prediction)}, got {correct}")
-    for name, value in (("margin", margin), ("radius", radius), ("naive_radius", naive_radius)):
+    for name, value in (("radius", radius), ("naive_radius", naive_radius)):
         if math.isnan(value) or value < 0:
             raise BronetError(f"{path}, line {line}: {name} must be at least 0, got {value}")
     return Row(
