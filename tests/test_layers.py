@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bronet import BROLinear, BronetError, CholeskyLinear, Householder, LastLayerNormalized, MaxMin
+from bronet import (
+    BROConv2d,
+    BROLinear,
+    BronetError,
+    CholeskyLinear,
+    Householder,
+    LastLayerNormalized,
+    MaxMin,
+    frozen,
+)
 from bronet.layers import (
     Bias,
     Centring,
@@ -240,7 +249,7 @@ def test_a_head_gives_float32_logits_under_autocast(kind: type[LastLayerNormaliz
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = head(x)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, head(x.float()), rtol=0, atol=0)
+    assert_close(logits, head(x.float()), rtol=0, atol=0)
 
 
 def test_orthogonal_head_gaps_are_root_two() -> None:
@@ -280,3 +289,19 @@ def test_proved_map_is_the_layer_and_its_rounding_is_within_its_promise(
     distance = (x - y).flatten(1).norm(dim=1)
     assert (moved <= proved.lipschitz * distance * (1 + 1e-12)).all()
     assert layer.lipschitz_bound((shape[-2:]) if len(shape) == 3 else None) <= proved.lipschitz * (1 + 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_frozen_layers_have_the_transforms_of_torch_func() -> None:
+    """Jacobians and vmap, after one forward pass that makes the weights; without `frozen` gradients are our own."""
+    for layer, shape in (
+        (BROConv2d(2, 4, 3, dtype=torch.float64), (1, 2, 5, 5)),
+        (BROLinear(8, 6, dtype=torch.float64), (1, 8)),
+        (CholeskyLinear(8, 6, dtype=torch.float64), (1, 8)),
+    ):
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with frozen(layer):
+            y = layer(x)
+            jacobian = torch.func.jacrev(layer)(x).reshape(y.numel(), x.numel())
+            assert_close(jacobian @ x.flatten(), y.flatten())
+            assert_close(torch.func.vmap(lambda z, layer=layer: layer(z[None])[0])(x), y)

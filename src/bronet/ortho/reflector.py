@@ -78,6 +78,9 @@ def reflect(
 
     `inverse` is `dense_inverse(V)` with this ridge; the gradient of V takes its dependence on V into account.
     """
+    if not V.requires_grad:  # torch's own gradient costs no more then, and torch.func knows it
+        W = V.to(x.dtype)
+        return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ (inverse.to(x.dtype) @ (W[: x.shape[-2]].mT @ x)))
     y: Tensor = _DenseReflection.apply(x, V, inverse, c_out, ridge)
     return y
 
