@@ -14,7 +14,7 @@ from PIL import Image
 
 from bronet.data import FileSet, ImageSet, load_dataset, load_images, open_images, open_synthetic
 from bronet.data import tiny_imagenet as tiny
-from bronet.data.decode import decode_whole
+from bronet.data.decode import decode_centre, decode_whole
 from bronet.errors import BronetError
 from bronet.recipe import DataRecipe, dataset_spec
 from generated_images import class_folders, encoded, pixels, tiny_imagenet
@@ -198,6 +198,13 @@ def test_images_of_sixteen_bits_keep_their_greys() -> None:
     Image.fromarray(deep.astype(np.float32)).save(file, "TIFF")
     with pytest.raises(BronetError, match="whole numbers of 8 or 16 bits, got floating point"):
         decode_whole(file.getvalue(), spec)
+
+
+def test_an_image_far_longer_than_high_is_refused() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (20_000, 2)).save(file, "PNG")
+    with pytest.raises(BronetError, match=r"at most 100 times the other, got \(20000, 2\)"):
+        decode_centre(file.getvalue(), dataset_spec("cifar10"))
 
 
 def test_a_missing_or_cut_npz_file_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from bronet.recipe.dataset import DatasetSpec
 CENTRE_MARGIN = 8 / 7
 """Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
 MODES = {1: "L", 3: "RGB"}
+MOST_SIDES = 100
+"""A picture one pixel high, resized to 256, would fill the memory."""
 
 
 class DrawKey(NamedTuple):
@@ -86,6 +88,8 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
 def _shorter_side(image: Image.Image, side: int) -> Image.Image:
     scale = side / min(image.size)
     size = (max(side, round(image.width * scale)), max(side, round(image.height * scale)))
+    if max(image.size) > MOST_SIDES * min(image.size):
+        raise BronetError(f"one side of an image must be at most {MOST_SIDES} times the other, got {image.size}")
     return image.resize(size, Image.Resampling.BILINEAR)
 
 
