@@ -259,12 +259,11 @@ def test_weights_far_apart_in_size_stay_finite() -> None:
         soc.weight.zero_()  # type: ignore[operator, union-attr]
     for layer, channels in ((bcop, 4), (soc, 2)):
         x = torch.rand(2, channels, 5, 5)
-        y = layer(x)
-        y.sum().backward()
-        assert bool(y.isfinite().all())
-        assert all(bool(p.grad.isfinite().all()) for p in layer.parameters() if p.grad is not None)
+        assert bool(layer(x).isfinite().all())
         assert layer.proved((channels, 5, 5)).lipschitz <= 1 + 1e-7
     assert_close(soc.eval()(x), x)
+    bcop(torch.rand(2, 4, 5, 5)).sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in bcop.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("options", [{"kernel_size": 101}, {"evaluation_terms": 200}])
@@ -288,10 +287,10 @@ def test_a_first_use_without_gradients_spoils_no_later_one(kind: str) -> None:
 def test_sums_are_counted_by_the_kernel_that_was_derived() -> None:
     class Wide(StandardConv2d):
         def derive(self, key: object) -> Tensor:
-            return super().derive(key).repeat(1, 1, 31, 31)
+            return super().derive(key).repeat(1, 1, 7, 7)
 
     narrow, wide = StandardConv2d(1, 1, 1), Wide(1, 1, 1)
-    assert wide.proved((1, 40, 40)).gain > 31**2 * narrow.proved((1, 40, 40)).gain / 2
+    assert wide.proved((1, 8, 8)).gain > 7**2 * narrow.proved((1, 8, 8)).gain / 2
 
 
 def test_every_word_of_a_recipe_is_a_convolution() -> None:
@@ -303,7 +302,6 @@ BAD = [
     ({"kind": "cayley", "residual_depth": 4}, "residual_depth must be left out for a cayley convolution, got 4"),
     ({"kind": "soc", "kernel_size": 4}, "kernel_size of SOCConv2d must be odd .* got 4"),
     ({"kind": "bcop", "kernel_size": 2}, "kernel_size of BCOPConv2d must be odd .* got 2"),
-    ({"kind": "bro", "kernel_size": (3, 3)}, r"kernel_size must be at least 1, got \(3, 3\)"),
     ({"kind": "sll", "in_channels": 0}, "in_channels must be at least 1, got 0"),
     ({"kind": "lot", "stride": 0}, "factor of PixelUnshuffle must be at least 1, got 0"),
     ({"kind": "lipreg"}, "input_size must be given to a lipreg convolution"),

@@ -237,6 +237,7 @@ for call in (
     lambda: bronet.certified_radius(model, images, batch_size=-1),
     lambda: bronet.prove(model, (1, -2, -2)),
     lambda: model((images * 255).to(torch.uint8)),
+    lambda: BROConv2d(1, 2, (3, 3)),
     lambda: BROConv2d(1, 2, 3, rank=1)((images * 255).to(torch.uint8)),
 ):
     try:
@@ -263,6 +264,7 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "batch_size must be at least 1, got -1",
         "image_shape must be sizes of at least 1, such as (3, 32, 32), got (1, -2, -2)",
         "images must be floating point, got torch.uint8; divide uint8 by 255",
+        "kernel_size must be at least 1, got (3, 3)",
         "BROConv2d expects floating point, got torch.uint8; convert the input first",
         "True",  # a compiled model is proved as what it wraps
     ]

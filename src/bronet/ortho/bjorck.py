@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.spd import unit_scaled
-
 # Steps of the published layer.
 BJORCK_STEPS = 20
 
 
 def bjorck(P: Float[Tensor, "*batch m n"], *, steps: int = BJORCK_STEPS) -> Float[Tensor, "*batch m n"]:
     """Return P after this many steps, first scaled to norm at most one; m >= n."""
-    W = unit_scaled(P)
+    # Each matrix by its largest entry: a constant to the gradient, as the result does not change with the scale.
+    tiny = torch.finfo(P.dtype).tiny
+    W = P / P.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     # sqrt(|W|_1 |W|_inf) bounds the spectral norm.
     columns, rows = W.abs().sum(-2).amax(-1), W.abs().sum(-1).amax(-1)
-    size = (columns.sqrt() * rows.sqrt()).clamp_min(torch.finfo(W.dtype).tiny)
+    size = (columns * rows).sqrt().clamp_min(tiny)
     W = W / size[..., None, None]
     for _ in range(steps):
         W = 1.5 * W - 0.5 * W @ (W.mT @ W)
