@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.__about__ import __version__
-from bronet.cli.options import DataDirOption
+from bronet.cli.options import DataDirOption, command_for
 
 if TYPE_CHECKING:
     from bronet.train import RunFolder
@@ -96,19 +96,23 @@ def _found(folder: Path, names: tuple[str, ...], advice: str) -> str:
     return next((str(folder / name) for name in names if (folder / name).exists()), f"not found; {advice}")
 
 
+def _to_come(run: "RunFolder", words: str) -> str:
+    return f"none yet; {command_for(words, run.path)}"
+
+
 def _contents(run: "RunFolder") -> Facts:
     recipe = run.recipe()
     facts = [
         ("run", str(run.path)),
         ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
         ("trained", _epochs(run, recipe.train.epochs)),
-        ("weights", str(run.weights) if run.weights.exists() else f"none yet; bronet train --resume {run.path}"),
+        ("weights", str(run.weights) if run.weights.exists() else _to_come(run, "train --resume")),
     ]
     rows = any((run.path / name).exists() for name in ("certificate.csv", "certificate-sample.csv"))
     page = run.report / "report.html"
-    facts += [("certificate", _certificate(run) if rows else f"none yet; bronet certify {run.path}")]
+    facts += [("certificate", _certificate(run) if rows else _to_come(run, "certify"))]
     facts += _remarks(run) if rows else []
-    facts += [("report", str(page) if page.exists() else f"none yet; bronet report {run.path}")]
+    facts += [("report", str(page) if page.exists() else _to_come(run, "report"))]
     if run.record.exists():
         from bronet.pretrained.record import read_json
 
