@@ -27,6 +27,7 @@ from bronet.layers import (
     convolution,
 )
 from bronet.models import CertifiableModel
+from bronet.models import Chain as OwnChain
 from bronet.ortho.real_dft import Window, kernel_basis, real_dft
 from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma
 from bronet.proof.spectral import largest_eigenvalue, power_of_two_scale
@@ -52,22 +53,11 @@ class Chain(CertifiableModel):
         return [self.normalization, self.body]
 
 
-class Sectioned(CertifiableModel):
-    """A head behind any layers on images of this shape; a Flatten comes last."""
-
-    def __init__(self, shape: tuple[int, int, int], *layers: nn.Module, features: int | None = None) -> None:
-        super().__init__(shape)
-        torch.manual_seed(0)
-        self.body = nn.Sequential(*layers, Flatten())
-        if features is None:
-            current: tuple[int, ...] = shape
-            for _, layer in self.chain():
-                current = layer.proved(current).output_shape
-            (features,) = current
-        self.head = LastLayerNormalized(features, 3)
-
-    def sections(self) -> list[nn.Module]:
-        return [self.body]
+def flattened(shape: tuple[int, int, int], *layers: LipschitzLayer, features: int) -> CertifiableModel:
+    """Return a network of any layers on images of this shape, a Flatten, and a head for so many features."""
+    torch.manual_seed(0)
+    named = {str(number): layer for number, layer in enumerate((*layers, Flatten()))}
+    return OwnChain(shape, named, LastLayerNormalized(features, 3))
 
 
 def _images(count: int = 5) -> Tensor:
@@ -148,17 +138,19 @@ def test_changes_to_the_settings_of_a_model_do_not_reach_its_proof() -> None:
     """Every number, switch and size of every layer, its parts included, is made another after the proof."""
     for kind in CONVOLUTIONS:
         layer = convolution(kind, 2, 2, 3, stride=1, input_size=(4, 4), dtype=torch.float64)
-        model = Sectioned((2, 4, 4), Normalization((0.5, 0.4), std=0.5), layer, PixelUnshuffle(2), L2NormPool(2))
+        model = flattened(
+            (2, 4, 4), Normalization((0.5, 0.4), std=0.5), layer, PixelUnshuffle(2), L2NormPool(2), features=8
+        )
         network = prove(model)
         images = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        before = network.certify(images)
+        before, logits = network.certify(images), network.logits(images)
         for module in model.modules():
             for name, value in list(vars(module).items()):
                 if isinstance(value, bool | int | float) and not name.startswith("_"):
                     setattr(module, name, not value if isinstance(value, bool) else value + 1)
         after = network.certify(images)
         assert torch.equal(after.radius, before.radius), kind
-        assert torch.equal(network.logits(images), network.logits(images.clone()))
+        assert torch.equal(network.logits(images), logits), kind
 
 
 def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
@@ -198,14 +190,14 @@ def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
 def test_what_a_forward_refuses_has_no_proof() -> None:
     """Wrong channels, a missing Flatten or a wrong size: the proof is refused as the forward is."""
     cases = [
-        (Sectioned((3, 4, 4), Normalization((0.5,)), features=48), "Normalization expects images of 1 channels"),
-        (Sectioned((1, 4, 4), Normalization((0.5,)), features=9), "the head expects 9 features"),
-        (Sectioned((2, 4, 4), Bias(1), features=32), r"Bias expects 1 channels, got activations of shape \(2, 4, 4\)"),
-        (Sectioned((2, 4, 4), Centring(1), features=32), "Centring expects 1 channels"),
-        (Sectioned((2, 4, 4), Householder(4), features=32), "Householder expects 4 channels"),
+        (flattened((3, 4, 4), Normalization((0.5,)), features=48), "Normalization expects images of 1 channels"),
+        (flattened((1, 4, 4), Normalization((0.5,)), features=9), "the head expects 9 features"),
+        (flattened((2, 4, 4), Bias(1), features=32), r"Bias expects 1 channels, got activations of shape \(2, 4, 4\)"),
+        (flattened((2, 4, 4), Centring(1), features=32), "Centring expects 1 channels"),
+        (flattened((2, 4, 4), Householder(4), features=32), "Householder expects 4 channels"),
         *(
             (
-                Sectioned((3, 4, 4), convolution(kind, 2, 4, 3, input_size=(4, 4)), features=64),
+                flattened((3, 4, 4), convolution(kind, 2, 4, 3, input_size=(4, 4)), features=64),
                 "expects images of 2 channels",
             )
             for kind in CONVOLUTIONS

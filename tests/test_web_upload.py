@@ -17,6 +17,7 @@ from bronet.web.upload import MOST_BYTES, read_upload
 from web_files import drawn, encoded, noise_image, saved
 
 RGB, GREY = (3, 6, 6), (1, 6, 6)
+PNG = b"\x89PNG\r\n\x1a\n"
 EXAMPLES = {kind: encoded(noise_image((3, 9, 7)), kind) for kind in FORMATS}
 
 
@@ -34,12 +35,14 @@ def outcome(content: bytes) -> str:
         return str(error)
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    """Return a part of a PNG file, with its length and its checksum."""
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
 def png_header(width: int, height: int) -> bytes:
     """Return a PNG that announces a size and has no pixels."""
-    chunks = (b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT")
-    sizes = (struct.pack(">I", len(chunk) - 4) for chunk in chunks)
-    sums = (struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(b"".join(parts) for parts in zip(sizes, chunks, sums, strict=True))
+    return PNG + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", b"")
 
 
 @pytest.mark.parametrize("shape", [RGB, GREY])
@@ -90,12 +93,9 @@ def test_sixteen_bits_become_eight() -> None:
 
 
 def test_a_palette_with_more_transparency_than_colours_is_damaged() -> None:
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 3, 0, 0, 0)) + chunk(b"PLTE", b"\0\0\0")
     pixels = chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b"")
-    assert "damaged" in refusal(b"\x89PNG\r\n\x1a\n" + header + chunk(b"tRNS", b"\xff" * 257) + pixels)
+    assert "damaged" in refusal(PNG + header + chunk(b"tRNS", b"\xff" * 257) + pixels)
 
 
 @pytest.mark.parametrize("mode", ["1", "CMYK", "YCbCr"])

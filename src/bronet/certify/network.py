@@ -7,23 +7,20 @@ found by a division. A radius also ends where a number could overflow. No estima
 """
 
 import warnings
-from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.layers.head import ProvedHead
+from bronet.layers.proving import proved_chain
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, gamma, up
 from bronet.radius import targeted_radii
-
-Module = TypeVar("Module", bound=nn.Module)
 
 # Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
 _TENSOR_SLACK = 1 + 2.0**-44
@@ -182,38 +179,8 @@ def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -
     shape = model.image_shape if image_shape is None else checked_shape(image_shape, "image_shape")
     if (len(shape), shape[0]) != (IMAGE_AXES, model.image_shape[0]):
         raise BronetError(f"images must have {model.image_shape[0]} channels and two sides, got shape {shape}")
-    x = torch.zeros(1, *shape, dtype=torch.float64, device=next(model.head.parameters()).device)
-    layers = []
-    for name, layer in model.chain():
-        proved = _twin(layer).proved(tuple(x.shape[1:]))
-        layers.append((name, proved))
-        x = _tried(name, proved, x)
-    head = _twin(model.head).proved_head(tuple(x.shape[1:]))
-    _tried("head", head.logits, x)
-    return ProvedNetwork(tuple(layers), head, shape, model.mirrored)
-
-
-def _tried(name: str, layer: ProvedMap, x: Tensor) -> Tensor:
-    """Return what a layer makes of one image; raise unless it is of the shape that its proof is about.
-
-    A shift that was broadcast over channels, say, would stretch distances by more than its proof says.
-    """
-    y = layer.apply(x)
-    if tuple(y.shape[1:]) != layer.output_shape:
-        raise BronetError(f"{name} must give activations of shape {layer.output_shape}, got {tuple(y.shape[1:])}")
-    return y
-
-
-def _twin(module: Module) -> Module:
-    """Return a module of the same numbers and settings that nobody else can change the settings of.
-
-    What a proof computes may read settings such as a stride later. Numbers are the layer's own to copy in `proved`.
-    """
-    twin = copy(module)
-    for held in ("_parameters", "_buffers"):
-        twin.__dict__[held] = dict(module.__dict__[held])
-    twin.__dict__["_modules"] = {name: part and _twin(part) for name, part in module._modules.items()}
-    return twin
+    layers, head = proved_chain(model.chain(), model.head, shape)
+    return ProvedNetwork(layers, head, shape, model.mirrored)
 
 
 def certified_radius(
@@ -228,20 +195,22 @@ def certified_radius(
     if not isinstance(images, Tensor) or images.ndim != 1 + IMAGE_AXES:
         got = f"shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise BronetError(f"images must be a tensor of shape (batch, channel, height, width), got {got}")
-    if batch_size is not None and batch_size < 1:
-        raise BronetError(f"batch_size must be at least 1, got {batch_size}")
+    at_once = images_at_once(images.device, batch_size)
     network = prove(model, tuple(images.shape[1:]))
     if not len(images):
         return images.new_zeros(0, dtype=torch.float64)
     if float(images.amin()) < 0 or float(images.amax()) > 1:
         warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=2)
-    at_once = batch_size or images_at_once(images.device)
     return torch.cat([network.certify(batch).radius for batch in images.split(at_once)])
 
 
-def images_at_once(device: torch.device) -> int:
-    """Return how many images to certify at once: many keep a GPU busy, few stay in a CPU's cache."""
-    return 50 if device.type == "cpu" else 250
+def images_at_once(device: torch.device, wanted: int | None = None) -> int:
+    """Return how many images to certify at once, as wanted or else: many keep a GPU busy, few stay in a CPU's cache."""
+    if wanted is None:
+        return 50 if device.type == "cpu" else 250
+    if wanted < 1:
+        raise BronetError(f"batch_size must be at least 1, got {wanted}")
+    return wanted
 
 
 def _norm_rounded_up(x: Tensor) -> Float[Tensor, " b"]:

@@ -90,7 +90,7 @@ def certify_run(
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()
     network = prove(model)
-    at_once = batch_size or images_at_once(images.images.device)
+    at_once = images_at_once(images.images.device, batch_size)
     result = certify_images(model, network, images, batch_size=at_once, progress=progress)
     seconds = time.perf_counter() - start
     if file_hash(run.weights) != weights:

@@ -72,14 +72,11 @@ def verify_run(
     worst = 0.0
     for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
         proved = network.certify(images.pixels(index, dtype=torch.float64))
-        columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius)
-        for number, *values in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius, proved.targeted)
+        for number, *values, radii in zip(*(column.tolist() for column in columns), strict=True):
             worst = max(worst, _confirm(rows[number], *values))
-        if targeted is not None:
-            for number, found, radii in zip(
-                *(c.tolist() for c in (index, proved.prediction, proved.targeted)), strict=True
-            ):
-                _confirm_targeted(targeted[number], Targeted(found, radii), f"image {number}")
+            if targeted is not None:
+                _confirm_targeted(targeted[number], Targeted(rows[number].prediction, radii), f"image {number}")
         if progress is not None:
             progress(int(index[-1]) + 1)
     return Verification(len(images), network.lipschitz, worst)

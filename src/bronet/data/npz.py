@@ -41,7 +41,7 @@ def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSe
         with zipfile.ZipFile(path) as archive:
             images = _read_images(archive, path, spec)
             labels = _read_labels(archive, path, len(images))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise BronetError(f"cannot read {path} ({error}): it is damaged or cut short, get it again") from None
     return ImageSet(path.stem, images, labels, classes, spec.scale)
 

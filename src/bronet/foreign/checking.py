@@ -20,6 +20,7 @@ from bronet.errors import BronetError
 from bronet.foreign.bounds import bound_of
 from bronet.foreign.steps import Step, is_single, kind_of, output_shape, read_steps, require_module
 from bronet.layers.base import checked_shape
+from bronet.layers.proving import proved_chain
 from bronet.models import CertifiableModel
 from bronet.printed import bound_text
 from bronet.proof.rounding import up
@@ -122,15 +123,14 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
         return _chain(steps, input_shape)
 
 
-@torch.no_grad()
 def _certifiable(model: CertifiableModel, shape: tuple[int, ...]) -> Checked:
-    layers = []
-    for name, layer in model.chain():
-        proved = layer.proved(shape)
-        shape = proved.output_shape
-        reason = proved.remark or "proved"
-        layers.append(LayerCheck(name, type(layer).__name__, shape, proved.lipschitz, reason))
-    head = model.head.proved_head(shape).logits
+    named = dict(model.chain())
+    chain = proved_chain(model.chain(), model.head, shape)
+    layers = [
+        LayerCheck(name, type(named[name]).__name__, proved.output_shape, proved.lipschitz, proved.remark or "proved")
+        for name, proved in chain.layers
+    ]
+    head = chain.head.logits
     layers.append(LayerCheck("head", type(model.head).__name__, head.output_shape, head.lipschitz, "proved"))
     total = _product(layers)
     return Checked(tuple(layers), total, Verdict.CERTIFIABLE, "every layer is proved, with its rounding")

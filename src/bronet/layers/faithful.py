@@ -21,9 +21,9 @@ def overrides_forward(module: nn.Module) -> bool:
     return isinstance(module, LipschitzLayer) and _place(kind, "forward") < _place(kind, "proved", "proved_head")
 
 
-def require_faithful(module: nn.Module, name: str) -> None:
+def require_faithful(module: nn.Module) -> None:
     """Raise where a module or a part of it has hooks, a replaced forward, or one that its proof does not know."""
-    for path, part in module.named_modules(prefix=name):
+    for path, part in module.named_modules():
         if is_altered(part):
             raise BronetError(
                 f"forward of {path or type(part).__name__} must be its class's own, got one with hooks or replaced; "

@@ -61,7 +61,7 @@ class CertifiableModel(nn.Module):
                 f"forward of {type(self).__name__} must be that of CertifiableModel, sections and a head, got its own; "
                 "a certificate could not see what it does"
             )
-        require_faithful(self, "")
+        require_faithful(self)
 
     def units(self) -> Iterator[Block | LipschitzLayer]:
         """Yield the blocks, and the layers outside of blocks, before the head, in the order of the forward pass."""
