@@ -129,6 +129,9 @@ class LossRecipe:
     temperature: float = 0.75
     offset: float = 2.0
     beta: float = 5.0
+    tolerance: float = 0.0
+    teacher: float = 0.0
+    teacher_epochs: int = 20
     gamma: float = 0.5
     cr: PenalisedQuantity = "radius"
     scale: float = 1.0
@@ -142,9 +145,11 @@ class LossRecipe:
         _one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
         _positive("loss.temperature", self.temperature)
         _positive("loss.scale", self.scale)
-        for name in ("offset", "beta", "gamma"):
+        for name in ("offset", "beta", "tolerance", "gamma"):
             _not_negative(f"loss.{name}", getattr(self, name))
         _fraction_of_one("loss.emma_ramp", self.emma_ramp)
+        _fraction_of_one("loss.teacher", self.teacher)
+        _at_least("loss.teacher_epochs", self.teacher_epochs, 1)
         target = parse_budget(self.emma_eps, name="loss.emma_eps")
         start = parse_budget(self.emma_start_eps, name="loss.emma_start_eps")
         if start > target:

@@ -25,6 +25,7 @@ from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
+from bronet.train.teacher import taught
 from bronet.train.track import Tracker
 
 LOOK_EVERY = 20
@@ -64,6 +65,8 @@ def fit(
     forward = forward_for(
         model.train(), recipe, processes, device=batches.device, share_transforms=share_transforms, fsdp=fsdp
     )
+    watch = Stopwatch(0.0)
+    teacher = taught(recipe, batches) if recipe.loss.teacher else None
     optimizer = optimizer_for(recipe.optim, model)
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
     training = Training(
@@ -79,6 +82,7 @@ def fit(
             forward=forward,
             recorded=processes.world == 1,
             sharded_over=processes if fsdp else None,
+            teacher=teacher,
         ),
         batches=batches,
         tally=tally,
@@ -88,7 +92,7 @@ def fit(
         held_out=held_out,
         tracker=tracker or Tracker(),
     )
-    step, seconds = restore(training) if resume else (0, 0.0)
+    step, seconds = restore(training) if resume else (0, watch.seconds())
     first_step = step
     count, last_step = batches.steps_per_epoch, training.total_steps
     if processes.is_main:

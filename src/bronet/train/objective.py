@@ -3,6 +3,7 @@
 The losses themselves are in `bronet.losses`; this file only picks one.
 """
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -28,12 +29,30 @@ def objective(
     gap_lipschitz: Float[Tensor, "k k"],
     *,
     emma_eps: float | Tensor,
+    targets: Float[Tensor, "b k"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the scalar to minimise; `emma_eps` is this step's budget, unused without EMMA."""
+    """Return the scalar to minimise; `emma_eps` is this step's budget, unused without EMMA.
+
+    With `targets`, a probability for every class, LA is the mean over labels drawn from them.
+    """
+    weights = None
+    if targets is not None:
+        images, classes = targets.shape
+        labels = torch.arange(classes, device=labels.device).repeat(images)
+        logits = logits.repeat_interleave(classes, dim=0)
+        weights = targets.flatten() / images
     if recipe.emma:
         logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
     if recipe.name == "la":
-        loss = logit_annealing(logits, labels, temperature=recipe.temperature, offset=recipe.offset, beta=recipe.beta)
+        loss = logit_annealing(
+            logits,
+            labels,
+            temperature=recipe.temperature,
+            offset=recipe.offset,
+            beta=recipe.beta,
+            tolerance=recipe.tolerance,
+            weights=weights,
+        )
     elif recipe.name == "ce":
         loss = cross_entropy(logits, labels)
     elif recipe.cr == "margin":

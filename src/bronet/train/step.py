@@ -19,6 +19,7 @@ from bronet.train.lookahead import Lookahead
 from bronet.train.objective import objective
 from bronet.train.processes import Processes
 from bronet.train.tally import Tally
+from bronet.train.teacher import Teacher
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
 _WARM_UP = 3
@@ -41,10 +42,11 @@ class TrainStep:
         forward: nn.Module | None = None,
         recorded: bool = True,
         sharded_over: Processes | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
-        self.recorded, self.sharded_over = recorded, sharded_over
+        self.recorded, self.sharded_over, self.teacher = recorded, sharded_over, teacher
         self.device = next(model.parameters()).device
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -102,7 +104,8 @@ class TrainStep:
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
             logits, gap = self.forward(pixels)
-            loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps)
+            targets = None if self.teacher is None else self.teacher.targets(pixels, labels, share=recipe.loss.teacher)
+            loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps, targets=targets)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             norm = self._clip(recipe.optim.clip_norm)
