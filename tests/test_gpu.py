@@ -19,6 +19,7 @@ from bronet.recipe import named_recipe, override
 from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
+from bronet.train.teacher import new_teacher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,10 +99,15 @@ def test_fused_nadam_equals_torch() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("lookahead_steps", [0, 6])
-def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookahead_steps: int) -> None:
+@pytest.mark.parametrize(("lookahead_steps", "teacher"), [(0, 0.0), (6, 0.0), (0, 0.5)])
+def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookahead_steps: int, teacher: float) -> None:
     """Rates differ from step to step: a recorded one would show, as would one that a replay leaves out."""
-    values = ["optim.name=muon", f"optim.lookahead_steps={lookahead_steps}", f"train.precision={precision}"]
+    values = [
+        "optim.name=muon",
+        f"optim.lookahead_steps={lookahead_steps}",
+        f"train.precision={precision}",
+        f"loss.teacher={teacher}",
+    ]
     recipe = override(named_recipe("digits/quickstart"), [*values, "model.width=16", "model.depth=2"])
     spec = recipe.data.spec()
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +118,14 @@ def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookah
     for recorded in (True, False):
         model = build_model(recipe.model, spec, device="cuda").train()
         tally = Tally(eps=0.1, device="cuda")
-        step = TrainStep(recipe, model, optimizer_for(recipe.optim, model), tally, recorded=recorded)
+        step = TrainStep(
+            recipe,
+            model,
+            optimizer_for(recipe.optim, model),
+            tally,
+            recorded=recorded,
+            teacher=new_teacher(recipe, torch.device("cuda")),
+        )
         for number in range(10):
             step(images, labels, number=number, learning_rate=0.02 / (1 + number), emma_eps=0.1)
         assert (step.graph is not None) == recorded

@@ -57,6 +57,37 @@ def test_logit_annealing_gradient_matches_finite_differences(logits: Tensor, lab
     assert torch.autograd.gradcheck(lambda z: losses.logit_annealing(z, labels, beta=beta), logits)
 
 
+def test_the_loss_of_drawn_labels_is_the_mean_over_labels(logits: Tensor, labels: Tensor, gap: Tensor) -> None:
+    """Label by label and image by image, with EMMA, whose budget depends on the label."""
+    probabilities = (3 * logits.flip(0)).softmax(dim=1)
+    expected = torch.zeros((), dtype=torch.float64)
+    for image in range(IMAGES):
+        for label in range(CLASSES):
+            alone, truth = logits[image : image + 1], torch.tensor([label])
+            loss = losses.logit_annealing(losses.emma(alone, truth, gap, eps=0.3), truth)
+            expected += probabilities[image, label] * loss / IMAGES
+    drawn = losses.drawn_labels(logits, probabilities)
+    adjusted = losses.emma(drawn.logits, drawn.labels, gap, eps=0.3)
+    found = losses.logit_annealing(adjusted, drawn.labels, weights=drawn.weights)
+    torch.testing.assert_close(found, expected, **DOUBLE_TOLERANCE)
+
+
+def test_certain_labels_are_drawn_as_they_are(logits: Tensor, labels: Tensor) -> None:
+    drawn = losses.drawn_labels(logits, F.one_hot(labels, CLASSES).double())
+    found = losses.logit_annealing(drawn.logits, drawn.labels, weights=drawn.weights)
+    torch.testing.assert_close(found, losses.logit_annealing(logits, labels), **DOUBLE_TOLERANCE)
+
+
+def test_of_many_classes_the_ten_likeliest_labels_are_drawn() -> None:
+    probabilities = torch.arange(1.0, 31.0, dtype=torch.float64).expand(2, -1) / 465
+    drawn = losses.drawn_labels(torch.zeros(2, 30, dtype=torch.float64), probabilities)
+    assert drawn.logits.shape == (20, 30)
+    assert set(drawn.labels.tolist()) == set(range(20, 30))
+    torch.testing.assert_close(drawn.weights.sum(), torch.ones((), dtype=torch.float64), **DOUBLE_TOLERANCE)
+    heaviest = drawn.weights[drawn.labels == 29]
+    torch.testing.assert_close(heaviest, torch.full((2,), 30 / 255 / 2, dtype=torch.float64), **DOUBLE_TOLERANCE)
+
+
 def _gradient_norm_at(margin: float, dtype: torch.dtype, beta: float) -> float:
     logits = torch.tensor([[margin, 0.0, 0.0]], dtype=dtype, requires_grad=True)
     losses.logit_annealing(logits, torch.tensor([0]), beta=beta).backward()

@@ -231,6 +231,7 @@ for call in (
     lambda: model((images * 255).to(torch.uint8)),
     lambda: BROConv2d(1, 2, (3, 3)),
     lambda: BROConv2d(1, 2, 3, rank=1)((images * 255).to(torch.uint8)),
+    lambda: bronet.losses.drawn_labels(torch.rand(2, 3), torch.rand(2, 4)),
 ):
     try:
         call()
@@ -258,6 +259,7 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "images must be floating point, got torch.uint8; divide uint8 by 255",
         "kernel_size must be at least 1, got (3, 3)",
         "BROConv2d expects floating point, got torch.uint8; convert the input first",
+        "probabilities must have the shape of the logits (2, 3), got (2, 4)",
         "True",  # a compiled model is proved as what it wraps
     ]
 

@@ -109,8 +109,9 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
         ["optim.name=muon", "optim.momentum=0.95", "optim.weight_decay=1e-4", "optim.schedule=linear"],
         ["optim.name=muon", "optim.lookahead_steps=0"],
         ["optim.name=muon", "train.ema_decay=0.9", "train.validate_every=1", "model.backbone=lipreg"],
+        ["loss.teacher=0.5", "loss.teacher_epochs=1"],
     ],
-    ids=["bronet", "sgd", "liresnet", "muon", "muon-alone", "averaged"],
+    ids=["bronet", "sgd", "liresnet", "muon", "muon-alone", "averaged", "taught"],
 )
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, settings: list[str]) -> None:
     recipe = tiny_recipe(*settings)

@@ -23,6 +23,7 @@ from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
+from bronet.train.teacher import new_teacher
 from bronet.train.training_set import open_training
 
 ROUNDS = 5
@@ -37,7 +38,7 @@ def measure_data_path(
     batches, _ = open_training(recipe, device=device, processes=Processes(), data_dir=data_dir, workers=workers)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
     optimizer = optimizer_for(recipe.optim, model)
-    take = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
+    take = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device), teacher=new_teacher(recipe, device))
     stream = prepared_ahead(batches.between(0, ROUNDS * steps + 1), device)
     fixed = next(stream)
     _run(take, _again(fixed, WARM_UP), device)

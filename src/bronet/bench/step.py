@@ -13,6 +13,7 @@ from bronet.recipe.schema import Recipe
 from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
+from bronet.train.teacher import new_teacher
 
 INFERENCE = "inference"
 TRAINING = "training step"
@@ -76,7 +77,7 @@ def _training(recipe: Recipe, name: str, device: torch.device, repeats: int) -> 
     forget_earlier_memory(device)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
     optimizer = optimizer_for(recipe.optim, model)
-    step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device))
+    step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device), teacher=new_teacher(recipe, device))
     pixels, labels = _inputs(recipe, device)
 
     def once() -> None:

@@ -1,6 +1,7 @@
 """Losses of section 5 and App. C: each maps (logits, labels, ...) to a scalar and never sees the model.
 
-`emma` alone returns logits: it adjusts them, and any of the losses can follow.
+`emma` returns logits: it adjusts them, and any of the losses can follow. `drawn_labels` returns what a loss needs for
+labels that are not certain.
 """
 
 from bronet.losses.certificate_regularization import (
@@ -8,15 +9,18 @@ from bronet.losses.certificate_regularization import (
     certificate_regularization_radius,
 )
 from bronet.losses.cross_entropy import cross_entropy
+from bronet.losses.drawn_labels import DrawnLabels, drawn_labels
 from bronet.losses.emma import emma
 from bronet.losses.logit_annealing import logit_annealing
 from bronet.losses.margin import logit_margin
 from bronet.losses.ramp import ramp
 
 __all__ = [
+    "DrawnLabels",
     "certificate_regularization",
     "certificate_regularization_radius",
     "cross_entropy",
+    "drawn_labels",
     "emma",
     "logit_annealing",
     "logit_margin",

@@ -20,7 +20,6 @@ def logit_annealing(
     temperature: float = 0.75,
     offset: float = 2.0,
     beta: float = 5.0,
-    tolerance: float = 0.0,
     weights: Float[Tensor, " b"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return the mean LA loss, computed in float32 or better.
@@ -34,13 +33,10 @@ def logit_annealing(
         temperature: T.
         offset: xi, taken from the true logit.
         beta: strength of the annealing.
-        tolerance: q of (1 - p^q) / q, which takes the place of -log p: bounded for q > 0, so that images which
-            the network cannot get right pull less.
-        weights: of the images; the mean is then their weighted sum.
+        weights: one per image, for a weighted sum in place of the mean (see `drawn_labels`).
     """
     positive("temperature", temperature)
     not_negative("beta", beta)
-    not_negative("tolerance", tolerance)
     scaled = checked_logits(logits, labels) / temperature
     truth = labels[:, None]
     others = scaled.scatter(1, truth, -torch.inf).logsumexp(dim=1)
@@ -48,6 +44,5 @@ def logit_annealing(
 
     log_p = F.logsigmoid(soft_margin)
     log_not_p = F.logsigmoid(-soft_margin)
-    surprise = -torch.expm1(tolerance * log_p) / tolerance if tolerance > 0 else -log_p
-    losses = temperature * (beta * log_not_p).exp() * surprise
-    return losses.mean() if weights is None else (weights * losses).sum()
+    each = -temperature * (beta * log_not_p).exp() * log_p
+    return each.mean() if weights is None else each @ weights.to(each.dtype)

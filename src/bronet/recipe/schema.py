@@ -122,16 +122,14 @@ class LossRecipe:
 
     `cr` names what CR penalises: the certified radius in pixel space (the published code) or the logit margin
     (the text). `scale` multiplies the loss. With `emma` the loss sees EMMA-adjusted logits, whose budget
-    grows linearly from `emma_start_eps` to `emma_eps` over the first `emma_ramp` of training.
+    grows linearly from `emma_start_eps` to `emma_eps` over the first `emma_ramp` of training. `teacher` is the share
+    of a label that an ordinary network decides, trained for `teacher_epochs` before the first step; 0 does without.
     """
 
     name: LossName = "la"
     temperature: float = 0.75
     offset: float = 2.0
     beta: float = 5.0
-    tolerance: float = 0.0
-    teacher: float = 0.0
-    teacher_epochs: int = 20
     gamma: float = 0.5
     cr: PenalisedQuantity = "radius"
     scale: float = 1.0
@@ -139,17 +137,21 @@ class LossRecipe:
     emma_eps: str = "108/255"
     emma_start_eps: str = "3.6/255"
     emma_ramp: float = 0.5
+    teacher: float = 0.0
+    teacher_epochs: int = 8
 
     def __post_init__(self) -> None:
         _one_of("loss.name", self.name, get_args(LossName))
         _one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
         _positive("loss.temperature", self.temperature)
         _positive("loss.scale", self.scale)
-        for name in ("offset", "beta", "tolerance", "gamma"):
+        for name in ("offset", "beta", "gamma"):
             _not_negative(f"loss.{name}", getattr(self, name))
         _fraction_of_one("loss.emma_ramp", self.emma_ramp)
         _fraction_of_one("loss.teacher", self.teacher)
         _at_least("loss.teacher_epochs", self.teacher_epochs, 1)
+        if self.teacher and self.name != "la":
+            raise BronetError(f"loss.name must be la with a teacher (loss.teacher = {self.teacher}), got {self.name}")
         target = parse_budget(self.emma_eps, name="loss.emma_eps")
         start = parse_budget(self.emma_start_eps, name="loss.emma_start_eps")
         if start > target:

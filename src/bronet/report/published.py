@@ -99,7 +99,8 @@ def _remark(recipe: Recipe, images: int) -> str:
         named = named_recipe(recipe.name)
     except BronetError:
         return "no named recipe"
-    changed = [key for key in differing_keys(recipe, named) if key not in FREE_KEYS]
+    free = FREE_KEYS if recipe.loss.teacher or named.loss.teacher else FREE_KEYS | {"loss.teacher_epochs"}
+    changed = [key for key in differing_keys(recipe, named) if key not in free]
     several = f"{len(changed)} settings changed, such as " if len(changed) > 1 else "changed: "
     remarks = [f"{several}{changed[0]}"] if changed else []
     if images != TEST_IMAGES.get(recipe.data.name):

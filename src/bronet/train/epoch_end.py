@@ -109,9 +109,11 @@ def _where(training: Training, step: int) -> str:
     batch = next(training.batches.between(step, step + 1))
     recipe, model = training.recipe, training.model
     eps = emma_budget(recipe.loss, step=step, total_steps=training.total_steps)
+    targets = training.step.targets(batch.pixels, batch.labels)
 
     def loss() -> torch.Tensor:
-        return objective(recipe.loss, model(batch.pixels), batch.labels, model.gap_lipschitz(), emma_eps=eps)
+        gap = model.gap_lipschitz()
+        return objective(recipe.loss, model(batch.pixels), batch.labels, gap, emma_eps=eps, targets=targets)
 
     return find_bad_layer(model, loss, training.processes)
 

@@ -16,16 +16,16 @@ from bronet.train.average import WeightAverage
 from bronet.train.diagnosis import Snapshot
 from bronet.train.epoch_end import close_epoch, look, track_batch
 from bronet.train.forward import forward_for
-from bronet.train.interrupt import Interrupted, stop_requests
+from bronet.train.interrupt import Interrupted, StopRequest, stop_requests
 from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
-from bronet.train.progress import Pace, Stopwatch, display_for
+from bronet.train.progress import Display, Pace, Stopwatch, display_for
 from bronet.train.run_folder import RunFolder, remove_leftovers
 from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
-from bronet.train.teacher import taught
+from bronet.train.teacher import Teacher, lessons, new_teacher
 from bronet.train.track import Tracker
 
 LOOK_EVERY = 20
@@ -33,10 +33,14 @@ LOOK_EVERY = 20
 
 
 class Fitted(NamedTuple):
-    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed."""
+    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed.
+
+    `teacher_accuracy` is the teacher's on augmented training images in its last epoch, if it was trained now.
+    """
 
     seconds: float
     steps: int
+    teacher_accuracy: float | None = None
 
 
 def fit(
@@ -65,8 +69,6 @@ def fit(
     forward = forward_for(
         model.train(), recipe, processes, device=batches.device, share_transforms=share_transforms, fsdp=fsdp
     )
-    watch = Stopwatch(0.0)
-    teacher = taught(recipe, batches) if recipe.loss.teacher else None
     optimizer = optimizer_for(recipe.optim, model)
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
     training = Training(
@@ -82,7 +84,7 @@ def fit(
             forward=forward,
             recorded=processes.world == 1,
             sharded_over=processes if fsdp else None,
-            teacher=teacher,
+            teacher=new_teacher(recipe, batches.device),
         ),
         batches=batches,
         tally=tally,
@@ -92,7 +94,7 @@ def fit(
         held_out=held_out,
         tracker=tracker or Tracker(),
     )
-    step, seconds = restore(training) if resume else (0, watch.seconds())
+    step, seconds = restore(training) if resume else (0, 0.0)
     first_step = step
     count, last_step = batches.steps_per_epoch, training.total_steps
     if processes.is_main:
@@ -101,9 +103,12 @@ def fit(
     shown = progress and processes.is_main
     display = display_for(Console(), enabled=shown, total_steps=last_step, first_step=first_step)
     watch, plan = Stopwatch(seconds), recipe.train
-    pace = Pace(watch)
     training.snapshot.take(step)
+    teacher_accuracy = None
     with stop_requests() as stop, display:
+        if training.step.teacher is not None and step < last_step:
+            teacher_accuracy = _teach(training, training.step.teacher, stop, display)
+        pace = Pace(watch)
         for batch in prepared_ahead(batches.between(step, last_step), batches.device):
             rate = _train_step(training, step, batch)
             step += 1
@@ -127,7 +132,21 @@ def fit(
     if training.average is not None:
         training.average.copy_to_model()
     training.tracker.close()
-    return Fitted(watch.seconds(), last_step - first_step)
+    return Fitted(watch.seconds(), last_step - first_step, teacher_accuracy)
+
+
+def _teach(training: Training, teacher: Teacher, stop: StopRequest, display: Display) -> float:
+    """Train the teacher and return its accuracy. It is not saved: a resumed run trains it again, from the same seed."""
+    processes = training.processes
+    for lesson in lessons(teacher, training.recipe, training.batches, processes):
+        display.before(str(lesson))
+        if lesson.ends_epoch:
+            display.epoch(str(lesson))
+        stopped_by = processes.agreed_signal(stop.signal_number)
+        if stopped_by is not None:
+            message = f"stopped in epoch {lesson.epoch} of {lesson.epochs} of the teacher, which will be trained again"
+            raise Interrupted(message, run=training.run.path, signal_number=stopped_by)
+    return lesson.accuracy
 
 
 def _train_step(training: Training, step: int, batch: Batch) -> float:

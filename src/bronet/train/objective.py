@@ -3,7 +3,6 @@
 The losses themselves are in `bronet.losses`; this file only picks one.
 """
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from bronet.losses import (
     certificate_regularization,
     certificate_regularization_radius,
     cross_entropy,
+    drawn_labels,
     emma,
     logit_annealing,
 )
@@ -33,14 +33,11 @@ def objective(
 ) -> Float[Tensor, ""]:
     """Return the scalar to minimise; `emma_eps` is this step's budget, unused without EMMA.
 
-    With `targets`, a probability for every class, LA is the mean over labels drawn from them.
+    With `targets`, a probability for every class of an image, LA is the mean over labels drawn from them.
     """
     weights = None
     if targets is not None:
-        images, classes = targets.shape
-        labels = torch.arange(classes, device=labels.device).repeat(images)
-        logits = logits.repeat_interleave(classes, dim=0)
-        weights = targets.flatten() / images
+        logits, labels, weights = drawn_labels(logits, targets)
     if recipe.emma:
         logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
     if recipe.name == "la":
@@ -50,7 +47,6 @@ def objective(
             temperature=recipe.temperature,
             offset=recipe.offset,
             beta=recipe.beta,
-            tolerance=recipe.tolerance,
             weights=weights,
         )
     elif recipe.name == "ce":

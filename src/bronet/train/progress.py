@@ -30,6 +30,9 @@ class Display:
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Show the state after `step` steps."""
 
+    def before(self, line: str) -> None:
+        """Show what is done before the first step."""
+
     def epoch(self, line: str) -> None:
         """Show the line of a finished epoch."""
 
@@ -66,6 +69,10 @@ class LiveBar(Display):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+    def before(self, line: str) -> None:
+        """Show the line beside the bar, which does not move yet."""
+        self.bar.update(self.task, numbers=line)
 
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Move the bar and refresh its numbers."""

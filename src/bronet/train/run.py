@@ -125,7 +125,8 @@ def train(
         save_weights(run.weights, model, recipe=recipe, writes=processes.is_main)
         if processes.is_main and (fitted.steps or not run.record.exists()):  # a finished run keeps its record
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            run.write_record(record | {"finished": finished, "seconds": round(fitted.seconds, 3)})
+            taught = {} if fitted.teacher_accuracy is None else {"teacher_accuracy": fitted.teacher_accuracy}
+            run.write_record(record | {"finished": finished, "seconds": round(fitted.seconds, 3)} | taught)
         processes.wait()
     return run
 

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from bronet.errors import BronetError
 from bronet.layers.streams import Beside
 from bronet.models import CertifiableModel
 from bronet.ortho.precision import float32_products
@@ -29,7 +30,7 @@ class TrainStep:
     """The step of a recipe on a model; call it with the inputs of each step in turn.
 
     Several processes exchange numbers within a step, which is not recorded: `recorded` is then False. Where parameters
-    are sharded, `sharded_over` are the processes that hold them.
+    are sharded, `sharded_over` are the processes that hold them. A recipe with a teacher needs one.
     """
 
     def __init__(
@@ -44,6 +45,11 @@ class TrainStep:
         sharded_over: Processes | None = None,
         teacher: Teacher | None = None,
     ) -> None:
+        if (teacher is None) != (recipe.loss.teacher == 0):
+            given = "none" if teacher is None else "one"
+            raise BronetError(
+                f"loss.teacher must be 0 without a teacher and more with one, got {recipe.loss.teacher} and {given}"
+            )
         self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
         self.recorded, self.sharded_over, self.teacher = recorded, sharded_over, teacher
@@ -80,6 +86,10 @@ class TrainStep:
             self._on_the_way_to_a_graph(pixels, labels)
         self.optimizer.after_step()
 
+    def targets(self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"]) -> Float[Tensor, "b k"] | None:
+        """Return what the teacher makes of the labels; None where there is no teacher."""
+        return None if self.teacher is None else self.teacher.targets(pixels, labels, share=self.recipe.loss.teacher)
+
     def _on_the_way_to_a_graph(self, pixels: Tensor, labels: Tensor) -> None:
         """Take an ordinary step on a side stream, as recording asks for; record after a few of them."""
         if self.pixels is None or self.labels is None:
@@ -104,7 +114,7 @@ class TrainStep:
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
             logits, gap = self.forward(pixels)
-            targets = None if self.teacher is None else self.teacher.targets(pixels, labels, share=recipe.loss.teacher)
+            targets = self.targets(pixels, labels)
             loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps, targets=targets)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,94 +1,155 @@
-"""A teacher: an ordinary residual network without any Lipschitz constant, which says how sure a label is.
+"""A teacher: an ordinary residual network, with no Lipschitz constant to speak of, that says how sure a label is.
 
-A Lipschitz network cannot get every training image right with a margin, least of all one whose crop or colours hide
-what it shows. The teacher sees the same augmented image, and its probabilities take part of the label's place. It is
-trained on the same images for a few epochs, in a small part of the run's time, and thrown away; certificates never
-depend on it.
+A Lipschitz network cannot give every training image a margin, least of all one whose crop or colours hide what it
+shows. The teacher sees the same augmented image, and its probabilities take a share of the label's place. It learns
+from the run's own images, for a few epochs before the first step, and is not kept: no certificate depends on it. It
+must not learn the images by heart, or it only repeats their labels; so it is trained for few epochs.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bronet.data import MixedBatches, prepared_ahead
+from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
+from bronet.train.processes import Processes
+
+WIDTH = 64
+CONTRAST = 4.0
+LOGIT_SCALE = 1 / 8
 
 PEAK_RATE = 0.4
 WARM_UP = 0.2
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 
+LOOK_EVERY = 20
+"""Steps between two lessons: each waits for the device."""
+
+
+class Lesson(NamedTuple):
+    """Where the teacher's own training stands; `accuracy` is of the augmented images since the epoch began."""
+
+    epoch: int
+    epochs: int
+    accuracy: float
+    ends_epoch: bool
+
+    def __str__(self) -> str:
+        return f"teacher {self.epoch}/{self.epochs}  accuracy {self.accuracy:.1%}"
+
 
 class Teacher(nn.Module):
-    """Six convolutions with batch normalisation and two residual blocks, in channels-last order."""
+    """Pixels -> logits: eight convolutions, batch normalisation and two residual blocks."""
 
-    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
+    def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            _convolution(channels, width),
-            _convolution(width, 2 * width, pooled=True),
-            _Residual(2 * width),
-            _convolution(2 * width, 4 * width, pooled=True),
-            _convolution(4 * width, 8 * width, pooled=True),
-            _Residual(8 * width),
+            _convolution(channels, WIDTH),
+            _convolution(WIDTH, 2 * WIDTH, halving=True),
+            _Residual(2 * WIDTH),
+            _convolution(2 * WIDTH, 4 * WIDTH, halving=True),
+            _convolution(4 * WIDTH, 8 * WIDTH, halving=True),
+            _Residual(8 * WIDTH),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
         )
-        self.head = nn.Linear(8 * width, classes, bias=False)
+        self.head = nn.Linear(8 * WIDTH, classes, bias=False)
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
-        centred = (4 * (pixels - 0.5)).to(memory_format=torch.channels_last)
+        centred = (CONTRAST * (pixels - 0.5)).to(memory_format=torch.channels_last)
         logits: Tensor = self.head(self.features(centred))
-        return 0.125 * logits.float()
+        return LOGIT_SCALE * logits.float()
 
     @torch.no_grad()
     def targets(
         self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *, share: float
     ) -> Float[Tensor, "b k"]:
-        """Return a probability for every class: the teacher's, and the label for the rest of the share."""
+        """Return a probability for every class: `share` times the teacher's, and the label for the rest."""
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=False):
             probability = self(pixels).softmax(dim=1)
         truth = labels[:, None] == torch.arange(probability.shape[1], device=labels.device)
         return share * probability + (1 - share) * truth
 
 
-def taught(recipe: Recipe, batches: MixedBatches) -> Teacher:
-    """Return a teacher trained on the run's first batches."""
+def new_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
+    """Return a teacher that has learned nothing yet; None if the recipe does without."""
+    if not recipe.loss.teacher:
+        return None
     spec = recipe.data.spec()
-    device = batches.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
-        teacher = Teacher(spec.channels, spec.classes).to(device)
+        teacher = Teacher(spec.channels, spec.classes)
+    return teacher.to(device).eval().requires_grad_(False)
+
+
+def lessons(teacher: Teacher, recipe: Recipe, batches: MixedBatches, processes: Processes) -> Iterator[Lesson]:
+    """Train the teacher in place on the run's first batches; yield now and then how far it is.
+
+    After the last lesson it is frozen, and equal in all processes.
+    """
+    if recipe.train.batch_size < 2 * processes.world:
+        raise BronetError(
+            "train.batch_size must be at least 2 for every process with a teacher, which normalises batches, "
+            f"got {recipe.train.batch_size} for {processes.world}"
+        )
+    epochs, count, device = recipe.loss.teacher_epochs, batches.steps_per_epoch, batches.device
+    steps = epochs * count
+    teacher.train().requires_grad_(True)
     optimizer = torch.optim.SGD(
         teacher.parameters(), lr=PEAK_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
     )
-    steps = recipe.loss.teacher_epochs * batches.steps_per_epoch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, PEAK_RATE, total_steps=steps, pct_start=WARM_UP, anneal_strategy="linear", cycle_momentum=False
-    )
-    right = torch.zeros((), device=device)
-    for batch in prepared_ahead(batches.between(0, steps), device):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    right, seen = torch.zeros((), device=device), 0
+    for step, batch in enumerate(prepared_ahead(batches.between(0, steps), device), start=1):
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             logits = teacher(batch.pixels)
-        loss = F.cross_entropy(logits, batch.labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+        F.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
+        if processes.world > 1:
+            _average_gradients(teacher, processes)
         optimizer.step()
         schedule.step()
-        right = 0.98 * right + 0.02 * (logits.argmax(dim=1) == batch.labels).float().mean()
-    print(f"teacher: {steps} steps, accuracy on its last augmented batches {float(right):.3f}", flush=True)
-    return teacher.eval().requires_grad_(False)
+        right += (logits.argmax(dim=1) == batch.labels).sum()
+        seen += len(batch.labels)
+        if step % LOOK_EVERY == 0 or step % count == 0:
+            if processes.any(not bool(logits.isfinite().all())):
+                raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
+            accuracy = float(processes.sum(right)) / (seen * processes.world)
+            yield Lesson(-(-step // count), epochs, accuracy, ends_epoch=step % count == 0)
+        if step % count == 0:
+            right, seen = torch.zeros_like(right), 0
+    for buffer in teacher.buffers() if processes.world > 1 else ():
+        dist.broadcast(buffer, 0)
+    teacher.eval().requires_grad_(False)
 
 
-def _convolution(inputs: int, outputs: int, *, pooled: bool = False) -> nn.Sequential:
-    layers = [
+def _average_gradients(teacher: Teacher, processes: Processes) -> None:
+    gradients = [p.grad for p in teacher.parameters() if p.grad is not None]
+    mean = processes.sum(torch.cat([gradient.flatten() for gradient in gradients])) / processes.world
+    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _rate(step: int, steps: int) -> float:
+    """Return the learning rate over its peak: a straight line up, and one down to zero."""
+    rising = max(1, round(WARM_UP * steps))
+    return (step + 1) / rising if step < rising else (steps - step) / (steps - rising + 1)
+
+
+def _convolution(inputs: int, outputs: int, *, halving: bool = False) -> nn.Sequential:
+    return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        *([nn.MaxPool2d(2)] if pooled else []),
+        nn.MaxPool2d(2, ceil_mode=True) if halving else nn.Identity(),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
-    ]
-    return nn.Sequential(*layers)
+    )
 
 
 class _Residual(nn.Module):
@@ -96,6 +157,6 @@ class _Residual(nn.Module):
         super().__init__()
         self.body = nn.Sequential(_convolution(width, width), _convolution(width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         out: Tensor = x + self.body(x)
         return out

@@ -1,0 +1,198 @@
+"""The teacher: it learns, says how sure a label is, and leaves nothing behind but better labels."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bronet.data import ImageSet, MixedBatches, ResidentStream
+from bronet.errors import BronetError
+from bronet.models import build_model
+from bronet.recipe import Recipe, named_recipe, override
+from bronet.train.interrupt import Interrupted
+from bronet.train.loop import fit
+from bronet.train.optimizer import optimizer_for
+from bronet.train.processes import Processes
+from bronet.train.run import train
+from bronet.train.run_folder import create_run
+from bronet.train.step import TrainStep
+from bronet.train.tally import Tally
+from bronet.train.teacher import Lesson, Teacher, lessons, new_teacher
+from bronet.train.training_set import held_out_set, training_set
+from torchrun import together
+
+CPU = torch.device("cpu")
+SMALL = (
+    "data.held_out=1097",
+    "model.width=8",
+    "model.depth=1",
+    "model.dense_depth=1",
+    "model.dense_width=16",
+    "train.batch_size=40",
+    "train.epochs=2",
+    "optim.warmup_epochs=1",
+)
+TAUGHT = ("loss.teacher=0.5", "loss.teacher_epochs=1")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def recipe_with(*settings: str) -> Recipe:
+    return override(named_recipe("digits/quickstart"), [*SMALL, *settings])
+
+
+def digits(recipe: Recipe) -> MixedBatches:
+    images = training_set(recipe.data)
+    assert isinstance(images, ImageSet)
+    return MixedBatches(recipe, ResidentStream(images), device=CPU)
+
+
+def taught(recipe: Recipe) -> tuple[Teacher, list[Lesson]]:
+    teacher = new_teacher(recipe, CPU)
+    assert teacher is not None
+    return teacher, list(lessons(teacher, recipe, digits(recipe), Processes()))
+
+
+def test_a_teacher_learns_what_it_was_not_shown() -> None:
+    recipe = recipe_with("loss.teacher=1", "loss.teacher_epochs=4")
+    teacher, given = taught(recipe)
+    assert [lesson.epoch for lesson in given if lesson.ends_epoch] == [1, 2, 3, 4]
+    unseen = held_out_set(recipe.data).subset(torch.arange(300))
+    targets = teacher.targets(unseen.images.float() / recipe.data.spec().scale, unseen.labels, share=1.0)
+    accuracy = (targets.argmax(dim=1) == unseen.labels).float().mean()
+    assert accuracy > 0.8  # of 300 images, after another 200: chance is 0.1
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert not teacher.training
+
+
+def test_targets_are_probabilities_with_the_label_for_the_rest_of_the_share() -> None:
+    teacher = new_teacher(recipe_with(*TAUGHT), CPU)
+    assert teacher is not None
+    pixels, labels = torch.rand(5, 1, 8, 8), torch.tensor([0, 3, 3, 9, 1])
+    whole = teacher.targets(pixels, labels, share=1.0)
+    for share in (0.0, 0.3, 1.0):
+        found = teacher.targets(pixels, labels, share=share)
+        truth = torch.nn.functional.one_hot(labels, 10)
+        torch.testing.assert_close(found, share * whole + (1 - share) * truth)
+        torch.testing.assert_close(found.sum(dim=1), torch.ones(5))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 16])
+def test_images_of_any_size_can_be_taught(size: int) -> None:
+    assert Teacher(2, 5)(torch.rand(4, 2, size, size)).shape == (4, 5)
+
+
+def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
+    recipe = recipe_with("loss.teacher=1")
+    teacher = new_teacher(recipe, CPU)
+    assert teacher is not None
+    teacher.head.weight.mul_(1e6)
+    batch = next(digits(recipe).between(0, 1))
+    says = teacher.targets(batch.pixels, batch.labels, share=1.0)
+    assert (says.amax(dim=1) == 1).all()
+    assert (says.argmax(dim=1) != batch.labels).any()
+
+    def gradient(recipe: Recipe, labels: torch.Tensor, teacher: Teacher | None) -> torch.Tensor:
+        model = build_model(recipe.model, recipe.data.spec(), seed=0).train()
+        step = TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU), teacher=teacher)
+        step(batch.pixels, labels, number=0, learning_rate=0.0, emma_eps=0.1)
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    plain = override(recipe, ["loss.teacher=0"])
+    found = gradient(recipe, batch.labels, teacher)
+    torch.testing.assert_close(found, gradient(plain, says.argmax(dim=1), None), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found, gradient(plain, batch.labels, None), rtol=1e-2)
+
+
+def test_a_step_wants_a_teacher_exactly_where_the_recipe_has_one() -> None:
+    recipe = recipe_with(*TAUGHT)
+    model = build_model(recipe.model, recipe.data.spec(), seed=0)
+    with pytest.raises(BronetError, match=r"loss\.teacher must be 0 without a teacher .* got 0\.5 and none"):
+        TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU))
+
+
+def test_a_share_of_zero_changes_no_bit(tmp_path: Path) -> None:
+    plain = train(recipe_with(), tmp_path / "plain", progress=False)
+    zero = train(recipe_with("loss.teacher=0", "loss.teacher_epochs=3"), tmp_path / "zero", progress=False)
+    left, right = load_file(plain.weights), load_file(zero.weights)
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert "teacher_accuracy" not in json.loads(zero.record.read_text())
+
+
+def test_a_taught_run_records_its_teacher_and_keeps_nothing_of_it(tmp_path: Path) -> None:
+    plain = train(recipe_with(), tmp_path / "plain", progress=False)
+    run = train(recipe_with(*TAUGHT), tmp_path / "taught", progress=False)
+    assert 0 < json.loads(run.record.read_text())["teacher_accuracy"] <= 1
+    assert sorted(file.name for file in run.path.iterdir()) == sorted(file.name for file in plain.path.iterdir())
+    left, right = load_file(plain.weights), load_file(run.weights)
+    assert {key: value.shape for key, value in left.items()} == {key: value.shape for key, value in right.items()}
+    assert any(not torch.equal(left[key], right[key]) for key in left)
+
+
+def test_a_signal_while_the_teacher_learns_ends_in_a_run_that_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_with(*TAUGHT)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    run = create_run(tmp_path / "parts", recipe)
+    forward = Teacher.forward
+
+    def interrupted_forward(self: Teacher, pixels: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(Teacher, "forward", forward)
+        return forward(self, pixels)
+
+    monkeypatch.setattr(Teacher, "forward", interrupted_forward)
+    model = build_model(recipe.model, recipe.data.spec(), seed=0)
+    with pytest.raises(Interrupted, match=r"stopped in epoch 1 of 1 of the teacher.* bronet train --resume") as stopped:
+        fit(recipe, model, digits(recipe), run, progress=False)
+    assert stopped.value.exit_code == 143
+    assert train(recipe, run.path, resume=True, progress=False).weights.read_bytes() == whole.weights.read_bytes()
+
+
+def test_two_processes_have_one_teacher(tmp_path: Path) -> None:
+    printed = together(tmp_path / "two", *TAUGHT, "train.epochs=2")
+    assert printed.count("teacher 1/1  accuracy") == printed.count("trained: ") == 1
+    assert 0 < json.loads((tmp_path / "two" / "record.json").read_text())["teacher_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["loss.teacher=1.5"], r"loss\.teacher must lie in \[0, 1\], got 1\.5"),
+        (["loss.teacher=-0.1"], r"loss\.teacher must lie in \[0, 1\], got -0\.1"),
+        (["loss.teacher_epochs=0"], r"loss\.teacher_epochs must be at least 1, got 0"),
+        (
+            ["loss.teacher=0.5", "loss.name=ce"],
+            r"loss\.name must be la with a teacher \(loss\.teacher = 0\.5\), got ce",
+        ),
+    ],
+)
+def test_a_teacher_that_cannot_be_is_refused(settings: list[str], complaint: str) -> None:
+    with pytest.raises(BronetError, match=complaint):
+        recipe_with(*settings)
+
+
+def test_a_batch_of_one_cannot_be_normalised() -> None:
+    with pytest.raises(BronetError, match=r"train\.batch_size must be at least 2 for every process .* got 1 for 1"):
+        taught(recipe_with(*TAUGHT, "train.batch_size=1"))
+
+
+def test_a_teacher_that_diverges_is_reported() -> None:
+    recipe = recipe_with(*TAUGHT)
+    teacher = new_teacher(recipe, CPU)
+    assert teacher is not None
+    teacher.head.weight.fill_(torch.inf)
+    with pytest.raises(BronetError, match="logits of the teacher must stay finite, got NaN or infinity by step 5"):
+        list(lessons(teacher, recipe, digits(recipe), Processes()))
