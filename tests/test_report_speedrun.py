@@ -121,20 +121,6 @@ def test_without_a_run_the_published_rows_stand_alone(fast: Path) -> None:
     assert "LipNeXt" not in table  # no numbers of it are at hand for this data set
 
 
-def test_a_network_mirrored_after_training_stands_in_until_there_is_a_plain_one(tmp_path: Path) -> None:
-    recipe = named_recipe(RECIPES["cifar100"])
-    assert isinstance(recipe.model, BRONetArchitecture)
-    mirrored = replace(recipe, model=replace(recipe.model, mirrored=True))
-    other = replace(mirrored, optim=replace(recipe.optim, lr=recipe.optim.lr / 2))
-    publish_rows(tmp_path / "mirrored", mirrored, (0.53, 0.4, 0.3, 0.2), seconds=60.0)
-    publish_rows(tmp_path / "other", other, (0.9, 0.9, 0.9, 0.9), seconds=60.0)
-    ours = cells_of(speedrun_table("cifar100", published_runs(tmp_path)), "`cifar100/bronet-m-fast`")
-    assert ours[1:3] == ["ours, mirrored, proved", "53.0 / 40.0 / 30.0 / 20.0"]
-    publish_rows(tmp_path / "plain", recipe, (0.52, 0.4, 0.3, 0.2), seconds=60.0)
-    ours = cells_of(speedrun_table("cifar100", published_runs(tmp_path)), "`cifar100/bronet-m-fast`")
-    assert ours[1:3] == ["ours, proved", "52.0 / 40.0 / 30.0 / 20.0"]
-
-
 def test_a_row_without_a_counterpart_is_listed_and_counts_as_no_row_of_the_paper(fast: Path) -> None:
     runs = published_runs(fast)
     assert cells_of(every_run(runs), "`cifar10-bronet-m-fast/seed-0`")[3] == "81.0 / 70.0 / 56.0 / 41.0"

@@ -4,11 +4,10 @@ A run stands beside a row of the paper only if its recipe is the named one, up t
 (seed, precision, what is kept on the way), and if the whole test set was certified. Any other run says what differs.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import as_trained
 from bronet.recipe.catalog import named_recipe
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
@@ -81,16 +80,6 @@ def runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
     """Return the full runs of a named recipe, by seed."""
     chosen = [run for run in runs if run.recipe.name == recipe and not run.remark]
     return sorted(chosen, key=lambda run: run.recipe.train.seed)
-
-
-def mirrored_runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
-    """Return the runs that were trained as a named recipe says, and mirrored only to be evaluated, by seed."""
-    unmirrored = []
-    for run in runs:
-        plain = replace(run.recipe, model=as_trained(run.recipe.model))
-        if plain != run.recipe:
-            unmirrored.append(replace(run, remark=_remark(plain, run.evidence.certificate.images)))
-    return runs_of(recipe, unmirrored)
 
 
 def _remark(recipe: Recipe, images: int) -> str:

@@ -15,7 +15,7 @@ from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned, apart, joined
 from bronet.report.paper import NOT_RUN, row_label
-from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, mirrored_runs_of, runs_of
+from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, runs_of
 from bronet.report.statistics import compute_statistics
 from bronet.report.table import ABSENT, paper_line
 
@@ -40,18 +40,13 @@ LATER = {"cifar10": (Other("LipNeXt-64M", "Hu et al., ICLR 2026", (81.5, 71.2, 5
 
 
 def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
-    """Return the comparison for a data set as Markdown, with what ours rests on below it.
-
-    Where no network of the recipe was certified, one that was mirrored after the same training stands in, named so.
-    """
+    """Return the comparison for a data set as Markdown, with what ours rests on below it."""
     recipe = _recipe_of(data)
-    chosen, how = runs_of(recipe, list(runs)), "ours, proved"
-    if not chosen:
-        chosen, how = mirrored_runs_of(recipe, list(runs)), "ours, mirrored, proved"
+    chosen = runs_of(recipe, list(runs))
     ours = [statistics.fmean(column) for column in zip(*(run.statistics.percents for run in chosen), strict=True)]
     cells = [
         ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
-        [f"`{recipe}`", how if ours else "ours", joined(ours) if ours else NOT_RUN, ABSENT],
+        [f"`{recipe}`", "ours, proved" if ours else "ours", joined(ours) if ours else NOT_RUN, ABSENT],
     ]
     for other in (*_of_paper(data), *LATER.get(data, ())):
         cells.append([other.name, other.source, joined(other.shares), apart(ours, other.shares) or ABSENT])

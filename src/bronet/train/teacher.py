@@ -57,14 +57,12 @@ class Teacher(nn.Module):
             _convolution(2 * WIDTH, 4 * WIDTH, halving=True),
             _convolution(4 * WIDTH, 8 * WIDTH, halving=True),
             _Residual(8 * WIDTH),
-            nn.AdaptiveMaxPool2d(1),
-            nn.Flatten(),
         )
         self.head = nn.Linear(8 * WIDTH, classes, bias=False)
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         centred = (CONTRAST * (pixels - 0.5)).to(memory_format=torch.channels_last)
-        logits: Tensor = self.head(self.features(centred))
+        logits: Tensor = self.head(self.features(centred).amax(dim=(2, 3)))
         return LOGIT_SCALE * logits.float()
 
     @torch.no_grad()
