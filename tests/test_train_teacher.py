@@ -93,6 +93,13 @@ def test_images_of_any_size_can_be_taught(size: int) -> None:
     assert Teacher(2, 5)(torch.rand(4, 2, size, size)).shape == (4, 5)
 
 
+@pytest.mark.parametrize("size", [(6, 8), (5, 8), (4, 7), (1, 1)])
+def test_the_teacher_halves_as_pooling_does(size: tuple[int, int]) -> None:
+    x = torch.randn(2, 3, *size)
+    halving = next(module for module in Teacher(1, 2).modules() if type(module).__name__ == "_Halving")
+    assert torch.equal(halving(x), torch.nn.functional.max_pool2d(x, 2, ceil_mode=True))
+
+
 def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
     recipe = recipe_with("loss.teacher=1")
     teacher = new_teacher(recipe, CPU)

@@ -125,6 +125,7 @@ def lessons(teacher: Teacher, recipe: Recipe, batches: MixedBatches, processes: 
             right, seen = torch.zeros_like(right), 0
     for buffer in teacher.buffers() if processes.world > 1 else ():
         dist.broadcast(buffer, 0)
+    optimizer.zero_grad()
     teacher.eval().requires_grad_(False)
 
 
@@ -144,10 +145,21 @@ def _rate(step: int, steps: int) -> float:
 def _convolution(inputs: int, outputs: int, *, halving: bool = False) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.MaxPool2d(2, ceil_mode=True) if halving else nn.Identity(),
+        _Halving() if halving else nn.Identity(),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
+
+
+class _Halving(nn.Module):
+    """The largest of every 2 x 2 pixels; torch's own pooling need not repeat its bits on a GPU."""
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c half_h half_w"]:
+        odd_height, odd_width = x.shape[2] % 2, x.shape[3] % 2
+        if odd_height or odd_width:
+            x = F.pad(x, (0, odd_width, 0, odd_height), value=-torch.inf)
+        rows = torch.maximum(x[:, :, ::2], x[:, :, 1::2])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
 
 class _Residual(nn.Module):
