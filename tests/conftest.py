@@ -11,6 +11,8 @@ from pathlib import Path
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 # torch reads this once, at the first product on a GPU: a test of repeatable bits may come later in the same process.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Where tests run side by side, each has one core, and so have the programs that it starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ if importlib.util.find_spec("beartype") is not None:
 
     install_import_hook("bronet", "checked.checked")
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # A shell starts what runs in its background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,7 @@ SMALL = (
 TAUGHT = ("loss.teacher=0.5", "loss.teacher_epochs=1")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def recipe_with(*settings: str) -> Recipe:
@@ -147,9 +141,10 @@ def test_a_taught_run_records_its_teacher_and_keeps_nothing_of_it(tmp_path: Path
     assert any(not torch.equal(left[key], right[key]) for key in left)
 
 
-def test_a_signal_while_the_teacher_learns_ends_in_a_run_that_can_be_resumed(
+def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """First while the teacher learns, then after a step: the teacher is trained anew each time."""
     recipe = recipe_with(*TAUGHT)
     whole = train(recipe, tmp_path / "whole", progress=False)
     run = create_run(tmp_path / "parts", recipe)
@@ -165,6 +160,13 @@ def test_a_signal_while_the_teacher_learns_ends_in_a_run_that_can_be_resumed(
     with pytest.raises(Interrupted, match=r"stopped in epoch 1 of 1 of the teacher.* bronet train --resume") as stopped:
         fit(recipe, model, digits(recipe), run, progress=False)
     assert stopped.value.exit_code == 143
+
+    def interrupt(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    model.register_forward_pre_hook(interrupt)
+    with pytest.raises(Interrupted, match="stopped after step 1 of 10, state saved"):
+        fit(recipe, model, digits(recipe), run, resume=True, progress=False)
     assert train(recipe, run.path, resume=True, progress=False).weights.read_bytes() == whole.weights.read_bytes()
 
 
