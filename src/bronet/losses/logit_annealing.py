@@ -45,4 +45,4 @@ def logit_annealing(
     log_p = F.logsigmoid(soft_margin)
     log_not_p = F.logsigmoid(-soft_margin)
     each = -temperature * (beta * log_not_p).exp() * log_p
-    return each.mean() if weights is None else each @ weights.to(each.dtype)
+    return each.mean() if weights is None else (weights * each).sum()
