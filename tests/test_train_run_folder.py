@@ -1,15 +1,18 @@
 """The run folder: its layout, and what it refuses to overwrite."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from bronet.certify.run import certify_run
 from bronet.errors import BronetError
-from bronet.recipe import named_recipe
-from bronet.train import run_folder
+from bronet.recipe import named_recipe, override
+from bronet.train import run_folder, train
 from bronet.train.run_folder import create_run, describe_run, open_run
+from generated_images import class_folders
 
 RECIPE = named_recipe("digits/quickstart")
 
@@ -87,3 +90,24 @@ def test_a_copy_without_its_repository_may_be_told_its_commit(monkeypatch: pytes
     assert run_folder.source_commit() is None
     monkeypatch.setenv("BRONET_COMMIT", "747be9b")
     assert run_folder.source_commit() == "747be9b"
+
+
+def test_a_run_remembers_the_names_of_its_own_classes(tmp_path: Path) -> None:
+    """Labels are places of sorted folders: without the training folders nothing else tells which class is which."""
+    pets = tmp_path / "pets"
+    class_folders(pets / "train", ["ant", "bee", "cat"], 4)
+    class_folders(pets / "test", ["ant", "bee", "cat"], 1)
+    shape = ["data.name=pets", "data.channels=3", "data.height=64", "data.width=64", "data.classes=3"]
+    small = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "train.batch_size=4"]
+    recipe = override(named_recipe("cifar10/bronet-small"), [*shape, *small, "train.epochs=1", "optim.warmup_epochs=0"])
+    run = train(recipe, tmp_path / "run", data_dir=tmp_path, progress=False)
+    assert run.classes() == ("ant", "bee", "cat")
+    assert len(certify_run(run.path, data_dir=tmp_path).rows) == 3
+    shutil.rmtree(pets / "train")
+    (pets / "test" / "ant").rename(pets / "test" / "dog")
+    with pytest.raises(BronetError, match="must be named like the classes or numbered from 0, got dog"):
+        certify_run(run.path, data_dir=tmp_path)
+    record = json.loads(run.record.read_text())
+    run.record.write_text(json.dumps(record | {"classes": [1, 2, 3]}))
+    with pytest.raises(BronetError, match=r"classes in .*record\.json must be a list of names, got \[1, 2, 3\]"):
+        certify_run(run.path, data_dir=tmp_path)

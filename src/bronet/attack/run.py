@@ -69,7 +69,7 @@ def attack_run(
         require_autoattack()
     run = open_run(Path(run_dir))
     recipe = run.recipe()
-    images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir).to(device)
+    images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
     settings: Json = {**plan.__dict__, **network_hashes(run)}
     rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)

@@ -85,7 +85,7 @@ def certify_run(
     for budget in budgets:
         parse_budget(budget)
     require_writable(run.path)  # rather now than when all is proved
-    images = load_images(recipe.data, split, data_dir=data_dir, limit=limit).to(device)
+    images = load_images(recipe.data, split, data_dir=data_dir, limit=limit, classes=run.classes()).to(device)
     weights = file_hash(run.weights)
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()

@@ -57,9 +57,8 @@ def verify_run(
     if facts.get("targeted_sha256") is not None:
         _same(files.targeted.name, file_hash(files.targeted), facts["targeted_sha256"])
     recipe = run.recipe()
-    images = load_images(recipe.data, str(facts["split"]), limit=int(str(facts["images"])), data_dir=data_dir).to(
-        device
-    )
+    split, limit = str(facts["split"]), int(str(facts["images"]))
+    images = load_images(recipe.data, split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
     _same(f"images of {recipe.data.name}", images_hash(images), facts.get("images_sha256"))
 
     network = prove(load_model(run, recipe, device=device))

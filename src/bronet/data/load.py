@@ -5,6 +5,7 @@ below it as one folder per class, or as parquet files. Nothing is downloaded unl
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -50,12 +51,15 @@ def load_images(
     data_dir: Path | str | None = None,
     download: bool = False,
     limit: int | None = None,
+    classes: Sequence[str] = (),
 ) -> ImageSet:
     """Return a split for evaluation, decoded in memory: all images, or the first `limit`.
 
     Images larger than the model's are resized and cropped at the centre if the recipe has a range for resizing.
+    `classes` are the names that a network learned, in the order of their labels: class folders of one's own must have
+    these names. Without them the names of the training folders count, where they are there.
     """
-    found = open_images(data, split, data_dir=data_dir, download=download)
+    found = open_images(data, split, data_dir=data_dir, download=download, classes=classes)
     if limit is not None:
         if limit < 1:
             raise BronetError(f"limit must be at least 1 image, got {limit}")
@@ -64,7 +68,12 @@ def load_images(
 
 
 def open_images(
-    data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False
+    data: DataRecipe,
+    split: str,
+    *,
+    data_dir: Path | str | None = None,
+    download: bool = False,
+    classes: Sequence[str] = (),
 ) -> ImageSet | FileSet:
     """Return a split in memory, or as files where images must be resized first (ImageNet)."""
     if split not in SPLITS:
@@ -78,7 +87,7 @@ def open_images(
         return load_cifar(data.name, split, folder, download=download)
     if data.name == TINY_IMAGENET:
         return load_tiny_imagenet(split, folder, download=download)
-    return _own_folder(data, split, folder / data.name)
+    return _own_folder(data, split, folder / data.name, tuple(classes))
 
 
 def open_synthetic(
@@ -102,7 +111,7 @@ def _training_classes(root: Path) -> tuple[str, ...]:
     return class_names_below(folder) if folder.is_dir() else ()
 
 
-def _own_folder(data: DataRecipe, split: str, root: Path) -> ImageSet | FileSet:
+def _own_folder(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> ImageSet | FileSet:
     spec = data.spec()
     if not root.is_dir():
         raise BronetError(
@@ -111,7 +120,7 @@ def _own_folder(data: DataRecipe, split: str, root: Path) -> ImageSet | FileSet:
         )
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
-            classes = _training_classes(root) if split != "train" else ()
+            classes = learned or (_training_classes(root) if split != "train" else ())
             found = class_folders(data.name, root / name, expected=spec.classes, classes=classes)
             streamed = bool(data.resize) or data.name == IMAGENET
             return found if streamed else found.decoded(spec, resized=False)

@@ -42,6 +42,8 @@ class ImageStream(ABC):
 
     cropped: bool
     """Whether random cropping and flipping has already been done."""
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of their labels."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -58,7 +60,7 @@ class ResidentStream(ImageStream):
     cropped = False
 
     def __init__(self, images: ImageSet) -> None:
-        self.images = images
+        self.images, self.classes = images, images.classes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -83,7 +85,7 @@ class DecodedStream(ImageStream):
         workers: int,
         device: torch.device,
     ) -> None:
-        self.cropped = bool(resize)
+        self.cropped, self.classes = bool(resize), files.classes
         self.dataset = _Decoding(files, spec, resize, flip, seed)
         self.workers, self.device = workers, device
 

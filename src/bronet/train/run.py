@@ -11,6 +11,7 @@ import torch
 
 from bronet.errors import BronetError
 from bronet.models import build_model
+from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import Recipe
 from bronet.train.checkpoint import check_recipe
 from bronet.train.determinism import deterministic
@@ -108,6 +109,8 @@ def train(
             "processes": processes.world,
             "steps": batches.steps_per_epoch * recipe.train.epochs,
         }
+        if recipe.data.name not in DATASETS:  # the names of its folders, on which labels rest
+            record["classes"] = list(batches.real.classes)
         tracker = TensorBoard(run.tracking) if options.track and processes.is_main else Tracker()
         fitted = fit(
             recipe,

@@ -108,7 +108,7 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
     data = card.recipe.data
     model = load_model(card.folder, card.recipe, device=device).requires_grad_(False)
     network = prove(model)
-    images, remark = _sample_images(data, samples, data_dir)
+    images, remark = _sample_images(data, samples, data_dir, card.classes)
     numbered = tuple(f"class {number}" for number in range(data.spec().classes))
     return Served(
         model=model,
@@ -120,10 +120,12 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
     )
 
 
-def _sample_images(data: DataRecipe, count: int, data_dir: Path | None) -> tuple[ImageSet | None, str]:
+def _sample_images(
+    data: DataRecipe, count: int, data_dir: Path | None, classes: tuple[str, ...]
+) -> tuple[ImageSet | None, str]:
     """Return the first images of the test split, else of the package's sample of it, else None and the reason."""
     try:
-        return load_images(data, "test", limit=count, data_dir=data_dir), ""
+        return load_images(data, "test", limit=count, data_dir=data_dir, classes=classes), ""
     except BronetError as error:
         if data.name != SAMPLED:
             return None, str(error)
