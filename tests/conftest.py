@@ -11,8 +11,9 @@ from pathlib import Path
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 # torch reads this once, at the first product on a GPU: a test of repeatable bits may come later in the same process.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# Where tests run side by side, each has one core, and so have the programs that it starts.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Where tests run side by side, each has one core, and so have the programs that it starts. Not set in the process that
+# only hands them out: the others would inherit what is meant for it.
+os.environ.update({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ if importlib.util.find_spec("beartype") is not None:
 
     install_import_hook("bronet", "checked.checked")
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 # A shell starts what runs in its background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
