@@ -8,7 +8,6 @@ from bronet import BronetError
 from bronet.attack.rows import read_facts
 from bronet.certify.verify import read_certificate
 from bronet.json_object import MOST_DIGITS, read_object
-from bronet.pretrained.record import read_json
 from bronet.report.evidence import read_evidence
 
 HOSTILE = {
@@ -27,7 +26,7 @@ HOSTILE = {
 def test_a_hostile_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "certificate.json"
     path.write_bytes(content)
-    for read in (read_facts, read_certificate, read_json, lambda path: read_evidence(path.parent)):
+    for read in (read_facts, read_certificate, read_object, lambda path: read_evidence(path.parent)):
         with pytest.raises(BronetError, match=message) as error:
             read(path)
         assert str(path) in str(error.value)

@@ -21,7 +21,7 @@ from bronet.train.run_folder import create_run
 from bronet.train.tensor_file import FORMAT_KEY
 from bronet.train.training_set import open_training
 from bronet.train.validation import validate
-from test_train_loop import build, digits, tiny_recipe
+from tiny_run import build, digits, tiny_recipe
 
 
 @pytest.fixture(autouse=True)

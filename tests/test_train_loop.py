@@ -10,52 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
-from bronet.models import CertifiableModel, build_model
-from bronet.recipe import BRONetArchitecture, Recipe, dataset_spec, named_recipe, override
+from bronet.models import CertifiableModel
+from bronet.recipe import BRONetArchitecture, Recipe
 from bronet.train.interrupt import Interrupted, stop_requests
 from bronet.train.loop import fit
 from bronet.train.run import train
 from bronet.train.run_folder import RunFolder, create_run, open_run
 from bronet.train.training_set import held_out_set, training_set
 from bronet.train.weights import load_weights, read_recipe
+from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, tiny_recipe
 
-STEPS_PER_EPOCH = 5
-EPOCHS = 3
 CHANCE = 0.1
 TIMES = ("images_per_second", "seconds")
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def tiny_recipe(*settings: str) -> Recipe:
-    """A BRONet of one block on 200 digits: five steps an epoch, milliseconds a step."""
-    return override(
-        named_recipe("digits/quickstart"),
-        [
-            "data.held_out=1097",
-            "model.width=8",
-            "model.depth=1",
-            "model.dense_depth=1",
-            "model.dense_width=16",
-            "train.batch_size=40",
-            f"train.epochs={EPOCHS}",
-            "optim.warmup_epochs=1",
-            *settings,
-        ],
-    )
-
-
-def build(recipe: Recipe) -> CertifiableModel:
-    return build_model(recipe.model, dataset_spec(recipe.data.name), seed=recipe.train.seed)
-
-
-def digits(recipe: Recipe) -> MixedBatches:
-    images = training_set(recipe.data)
-    assert isinstance(images, ImageSet)
-    return MixedBatches(recipe, ResidentStream(images), device=torch.device("cpu"))
 
 
 def log_without_times(run: RunFolder) -> list[dict[str, object]]:

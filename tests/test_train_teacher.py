@@ -9,10 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
-from bronet.models import build_model
-from bronet.recipe import Recipe, named_recipe, override
+from bronet.recipe import Recipe, override
 from bronet.train.interrupt import Interrupted
 from bronet.train.loop import fit
 from bronet.train.optimizer import optimizer_for
@@ -22,34 +20,17 @@ from bronet.train.run_folder import create_run
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.teacher import Lesson, Teacher, lessons, new_teacher
-from bronet.train.training_set import held_out_set, training_set
+from bronet.train.training_set import held_out_set
+from tiny_run import build, digits, tiny_recipe
 from torchrun import together
 
 CPU = torch.device("cpu")
-SMALL = (
-    "data.held_out=1097",
-    "model.width=8",
-    "model.depth=1",
-    "model.dense_depth=1",
-    "model.dense_width=16",
-    "train.batch_size=40",
-    "train.epochs=2",
-    "optim.warmup_epochs=1",
-)
 TAUGHT = ("loss.teacher=0.5", "loss.teacher_epochs=1")
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def recipe_with(*settings: str) -> Recipe:
-    return override(named_recipe("digits/quickstart"), [*SMALL, *settings])
-
-
-def digits(recipe: Recipe) -> MixedBatches:
-    images = training_set(recipe.data)
-    assert isinstance(images, ImageSet)
-    return MixedBatches(recipe, ResidentStream(images), device=CPU)
+    return tiny_recipe("train.epochs=2", *settings)
 
 
 def taught(recipe: Recipe) -> tuple[Teacher, list[Lesson]]:
@@ -105,7 +86,7 @@ def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
     assert (says.argmax(dim=1) != batch.labels).any()
 
     def gradient(recipe: Recipe, labels: torch.Tensor, teacher: Teacher | None) -> torch.Tensor:
-        model = build_model(recipe.model, recipe.data.spec(), seed=0).train()
+        model = build(recipe).train()
         step = TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU), teacher=teacher)
         step(batch.pixels, labels, number=0, learning_rate=0.0, emma_eps=0.1)
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -118,7 +99,7 @@ def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
 
 def test_a_step_wants_a_teacher_exactly_where_the_recipe_has_one() -> None:
     recipe = recipe_with(*TAUGHT)
-    model = build_model(recipe.model, recipe.data.spec(), seed=0)
+    model = build(recipe)
     with pytest.raises(BronetError, match=r"loss\.teacher must be 0 without a teacher .* got 0\.5 and none"):
         TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU))
 
@@ -156,7 +137,7 @@ def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
         return forward(self, pixels)
 
     monkeypatch.setattr(Teacher, "forward", interrupted_forward)
-    model = build_model(recipe.model, recipe.data.spec(), seed=0)
+    model = build(recipe)
     with pytest.raises(Interrupted, match=r"stopped in epoch 1 of 1 of the teacher.* bronet train --resume") as stopped:
         fit(recipe, model, digits(recipe), run, progress=False)
     assert stopped.value.exit_code == 143

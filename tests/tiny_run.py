@@ -1,22 +1,47 @@
-"""A run folder trained for a moment on the digits: something real to certify, verify and attack."""
+"""Runs of a moment on the digits: a folder to certify, verify and attack, and the parts of a training to look at."""
 
 from pathlib import Path
 
-from bronet.recipe import named_recipe, override
-from bronet.train import train
+import torch
 
-SETTINGS = (
-    "model.width=8",
-    "model.depth=1",
-    "model.dense_depth=1",
-    "model.dense_width=16",
-    "data.held_out=797",
-    "train.epochs=3",
-    "optim.warmup_epochs=0",
-)
+from bronet.data import ImageSet, MixedBatches, ResidentStream
+from bronet.models import CertifiableModel, build_model
+from bronet.recipe import Recipe, dataset_spec, named_recipe, override
+from bronet.train import train
+from bronet.train.training_set import training_set
+
+MODEL = ("model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16")
+SETTINGS = (*MODEL, "data.held_out=797", "train.epochs=3", "optim.warmup_epochs=0")
+STEPS_PER_EPOCH = 5
+EPOCHS = 3
 
 
 def train_tiny_run(folder: Path) -> Path:
     """Train and return the folder: a second or two."""
     train(override(named_recipe("digits/quickstart"), list(SETTINGS)), folder, device="cpu", command="test")
     return folder
+
+
+def tiny_recipe(*settings: str) -> Recipe:
+    """A BRONet of one block on 200 digits: five steps an epoch, milliseconds a step."""
+    return override(
+        named_recipe("digits/quickstart"),
+        [
+            *MODEL,
+            "data.held_out=1097",
+            "train.batch_size=40",
+            f"train.epochs={EPOCHS}",
+            "optim.warmup_epochs=1",
+            *settings,
+        ],
+    )
+
+
+def build(recipe: Recipe) -> CertifiableModel:
+    return build_model(recipe.model, dataset_spec(recipe.data.name), seed=recipe.train.seed)
+
+
+def digits(recipe: Recipe) -> MixedBatches:
+    images = training_set(recipe.data)
+    assert isinstance(images, ImageSet)
+    return MixedBatches(recipe, ResidentStream(images), device=torch.device("cpu"))

@@ -11,11 +11,12 @@ from bronet.errors import BronetError
 
 Json = dict[str, object]
 
+MAKE_AGAIN = "make it again or remove it"
 MOST_DIGITS = 300
 """Of a whole number: a float can still hold it."""
 
 
-def read_object(path: Path, *, advice: str) -> Json:
+def read_object(path: Path, *, advice: str = MAKE_AGAIN) -> Json:
     """Return the object in a file, or raise naming the file and what to do; NaN and infinity are numbers to it."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from bronet.atomic import replace_text
 from bronet.bench.row_file import csv_text
 from bronet.errors import BronetError
-from bronet.pretrained.record import read_json
+from bronet.json_object import read_object
 from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED, as_trained
 from bronet.recipe.text import flatten, to_plain
@@ -56,7 +56,7 @@ def collect(base: Path, runs: Sequence[Path], before: Sequence[TuningRow] = ()) 
 def tuning_row(path: Path, *, base: Path | None = None) -> TuningRow:
     """Return the line of a finished run; `base` is the run it is compared with."""
     run = open_run(path)
-    recipe, record, last = run.recipe(), read_json(run.record), _last_line(run)
+    recipe, record, last = run.recipe(), read_object(run.record), _last_line(run)
     if last.get("epoch") != recipe.train.epochs:
         raise BronetError(f"{run.log} must end with epoch {recipe.train.epochs}, got {last.get('epoch')}; resume it")
     certified = last.get("validation_certified")
@@ -131,7 +131,7 @@ def _name(path: Path) -> str:
 
 
 def _commit(run: RunFolder) -> str:
-    return str(read_json(run.record).get("commit") or "")
+    return str(read_object(run.record).get("commit") or "")
 
 
 def _last_line(run: RunFolder) -> dict[str, Any]:

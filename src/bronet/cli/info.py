@@ -114,9 +114,9 @@ def _contents(run: "RunFolder") -> Facts:
     facts += _remarks(run) if rows else []
     facts += [("report", str(page) if page.exists() else _to_come(run, "report"))]
     if run.record.exists():
-        from bronet.pretrained.record import read_json
+        from bronet.json_object import read_object
 
-        facts += _recorded(read_json(run.record))
+        facts += _recorded(read_object(run.record))
     return facts
 
 

@@ -15,9 +15,9 @@ from bronet.certify.hashes import SEAL, file_hash, sealed
 from bronet.certify.run import CertificateFiles, load_model
 from bronet.certify.verify import read_certificate
 from bronet.errors import BronetError
-from bronet.json_object import Json
+from bronet.json_object import Json, read_object
 from bronet.pretrained.find import WEIGHTS, package_home
-from bronet.pretrained.record import published_record, published_text, read_json
+from bronet.pretrained.record import published_record, published_text
 from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained
 from bronet.report.attack_facts import check_attack
@@ -93,7 +93,7 @@ def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
     certified = read_certificate(CertificateFiles.of(run.path, "test").facts)
     network = {key: str(certified.get(key)) for key in ("weights_sha256", "recipe_sha256")}
     for path in sorted(run.path.glob("attack-*.json")):
-        facts, rows = read_json(path), path.with_suffix(".csv")
+        facts, rows = read_object(path), path.with_suffix(".csv")
         if any(row.refutes for row in read_attack_rows(rows)):
             raise BronetError(f"a run whose certificate was broken must not be published; see {rows}")
         if "robust_accuracy" not in facts:

@@ -18,13 +18,8 @@ def published_text(text: str) -> str:
 
 def published_record(path: Path) -> Json:
     """Return the record in a file, published; empty if there is no such file."""
-    record = read_json(path) if path.exists() else {}
+    record = read_object(path) if path.exists() else {}
     return {key: published_text(value) if isinstance(value, str) else value for key, value in record.items()}
-
-
-def read_json(path: Path) -> Json:
-    """Return the JSON object of a file, or raise naming the file."""
-    return read_object(path, advice="make it again or remove it")
 
 
 def _last_part(path: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bronet.atomic import replace_bytes
 from bronet.certify.run import load_model
 from bronet.errors import BronetError
-from bronet.pretrained.record import read_json
+from bronet.json_object import read_object
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_text
 from bronet.train.run_folder import RunFolder, create_run, open_run, remove_run
@@ -46,7 +46,7 @@ def round_run(run_dir: Path | str, out: Path | str) -> RunFolder:
         raise BronetError(f"--out must be another folder than the run's, got {out}")
     recipe = run.recipe()
     model = load_model(run, recipe)
-    record = {**read_json(run.record), "weights": REMARK} if run.record.exists() else None
+    record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
     result = create_run(out, recipe)
     try:
         if run.log.exists():

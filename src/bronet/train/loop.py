@@ -19,7 +19,7 @@ from bronet.train.forward import forward_for
 from bronet.train.interrupt import Interrupted, StopRequest, stop_requests
 from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
-from bronet.train.progress import Display, Pace, Stopwatch, display_for
+from bronet.train.progress import LOOK_EVERY, Display, Pace, Stopwatch, display_for
 from bronet.train.run_folder import RunFolder, remove_leftovers
 from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
@@ -27,9 +27,6 @@ from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.teacher import Teacher, lessons, new_teacher
 from bronet.train.track import Tracker
-
-LOOK_EVERY = 20
-"""Steps between two looks at the tally: each look waits for the device."""
 
 
 class Fitted(NamedTuple):

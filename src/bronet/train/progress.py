@@ -12,6 +12,8 @@ from rich.progress import Progress as Bar
 
 from bronet.train.tally import Summary
 
+LOOK_EVERY = 20
+"""Steps between two looks at how training goes: each look waits for the device."""
 BAR_WIDTH = 12  # columns: the whole line fits into a terminal of 80
 CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
 

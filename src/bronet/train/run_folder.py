@@ -22,7 +22,7 @@ import torch
 from bronet.__about__ import __version__
 from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
-from bronet.json_object import Json, parse_object, read_object, shown
+from bronet.json_object import MAKE_AGAIN, Json, parse_object, read_object, shown
 from bronet.recipe.schema import Recipe
 from bronet.recipe.source import read_recipe
 from bronet.recipe.text import to_text
@@ -47,8 +47,6 @@ ARTEFACTS = (
     "model.pt2",
     "targeted-sample.csv",
 )
-
-RECORD_ADVICE = "make it again or remove it"
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,9 @@ class RunFolder:
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes that the network learned; none for known data sets and unfinished runs."""
-        names = read_object(self.record, advice=RECORD_ADVICE).get("classes", []) if self.record.exists() else []
+        names = read_object(self.record).get("classes", []) if self.record.exists() else []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise BronetError(f"classes in {self.record} must be a list of names, got {shown(names)}; {RECORD_ADVICE}")
+            raise BronetError(f"classes in {self.record} must be a list of names, got {shown(names)}; {MAKE_AGAIN}")
         return tuple(names)
 
     def append_log(self, entry: Json) -> None:

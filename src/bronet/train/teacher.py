@@ -19,6 +19,7 @@ from bronet.data import MixedBatches, prepared_ahead
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.train.processes import Processes
+from bronet.train.progress import LOOK_EVERY
 
 WIDTH = 64
 CONTRAST = 4.0
@@ -28,9 +29,6 @@ PEAK_RATE = 0.4
 WARM_UP = 0.2
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-
-LOOK_EVERY = 20
-"""Steps between two lessons: each waits for the device."""
 
 
 class Lesson(NamedTuple):
@@ -62,7 +60,8 @@ class Teacher(nn.Module):
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         centred = (CONTRAST * (pixels - 0.5)).to(memory_format=torch.channels_last)
-        logits: Tensor = self.head(self.features(centred).amax(dim=(2, 3)))
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=False):
+            logits: Tensor = self.head(self.features(centred).amax(dim=(2, 3)))
         return LOGIT_SCALE * logits.float()
 
     @torch.no_grad()
@@ -70,8 +69,7 @@ class Teacher(nn.Module):
         self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *, share: float
     ) -> Float[Tensor, "b k"]:
         """Return a probability for every class: `share` times the teacher's, and the label for the rest."""
-        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=pixels.is_cuda, cache_enabled=False):
-            probability = self(pixels).softmax(dim=1)
+        probability = self(pixels).softmax(dim=1)
         truth = labels[:, None] == torch.arange(probability.shape[1], device=labels.device)
         return share * probability + (1 - share) * truth
 
@@ -106,8 +104,7 @@ def lessons(teacher: Teacher, recipe: Recipe, batches: MixedBatches, processes: 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     right, seen = torch.zeros((), device=device), 0
     for step, batch in enumerate(prepared_ahead(batches.between(0, steps), device), start=1):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            logits = teacher(batch.pixels)
+        logits = teacher(batch.pixels)
         optimizer.zero_grad()
         F.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
         if processes.world > 1:
