@@ -62,7 +62,8 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
     _recipe_of(data)  # refuses what has none
     chosen = [run for run in runs if _is_short(run, data) and run.evidence.certificate.images == TEST_IMAGES[data]]
     chosen.sort(key=_by_network_and_budget)
-    cells = [["run", "width", "EMMA's budget", "epochs x batch", "mirrored", "clean / 36 / 72 / 108", "training"]]
+    head = ["run", "width", "EMMA's budget", "teacher", "epochs x batch", "mirrored", "clean / 36 / 72 / 108", "training"]
+    cells = [head]
     for run in chosen:
         train, model = run.recipe.train, run.recipe.model
         cells.append(
@@ -70,6 +71,7 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
                 f"`{run.folder}`" + ("" if run.remark else ", the recipe"),
                 str(getattr(model, "width", ABSENT)),
                 run.recipe.loss.emma_eps,
+                f"{run.recipe.loss.teacher:.0%}" if run.recipe.loss.teacher else ABSENT,
                 f"{train.epochs} x {train.batch_size}",
                 "no" if as_trained(model) == model else "yes",
                 paper_line(run.statistics),
