@@ -44,6 +44,14 @@ def test_nearly_degenerate_top_eigenvalues_are_still_bounded() -> None:
     assert 1 <= bound <= 1 + 1e-7
 
 
+def test_a_crowded_top_of_the_spectrum_is_bounded_tightly() -> None:
+    """Training leaves a stem like this: hundreds of singular values within a percent of the largest."""
+    Q, _ = torch.linalg.qr(draw(600, 600))
+    spectrum = torch.cat((torch.linspace(1, 0.99, 150), torch.linspace(0.98, 0, 450))).double()
+    M = (Q * spectrum) @ Q.mT
+    assert 1 - 1e-12 <= largest_eigenvalue(M) <= 1 + 1e-4
+
+
 def test_formation_error_is_added() -> None:
     assert largest_eigenvalue(torch.eye(3).double(), 0.5) >= 1.5
 
