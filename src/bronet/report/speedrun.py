@@ -62,8 +62,8 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
     _recipe_of(data)  # refuses what has none
     chosen = [run for run in runs if _is_short(run, data) and run.evidence.certificate.images == TEST_IMAGES[data]]
     chosen.sort(key=_by_network_and_budget)
-    head = ["run", "width", "EMMA's budget", "teacher", "epochs x batch", "mirrored", "clean / 36 / 72 / 108", "training"]
-    cells = [head]
+    settings = ["width", "EMMA's budget", "teacher", "epochs x batch", "mirrored"]
+    cells = [["run", *settings, "clean / 36 / 72 / 108", "training"]]
     for run in chosen:
         train, model = run.recipe.train, run.recipe.model
         cells.append(
