@@ -165,7 +165,7 @@ def test_two_processes_have_one_teacher(tmp_path: Path) -> None:
         (["loss.teacher_epochs=0"], r"loss\.teacher_epochs must be at least 1, got 0"),
         (
             ["loss.teacher=0.5", "loss.name=ce"],
-            r"loss\.name must be la with a teacher \(loss\.teacher = 0\.5\), got ce",
+            r"loss\.name must be la with a teacher \(loss\.teacher = 0\.5; 0 does without\), got ce",
         ),
     ],
 )

@@ -151,7 +151,9 @@ class LossRecipe:
         _fraction_of_one("loss.teacher", self.teacher)
         _at_least("loss.teacher_epochs", self.teacher_epochs, 1)
         if self.teacher and self.name != "la":
-            raise BronetError(f"loss.name must be la with a teacher (loss.teacher = {self.teacher}), got {self.name}")
+            raise BronetError(
+                f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
+            )
         target = parse_budget(self.emma_eps, name="loss.emma_eps")
         start = parse_budget(self.emma_start_eps, name="loss.emma_start_eps")
         if start > target:
