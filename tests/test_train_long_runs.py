@@ -23,10 +23,7 @@ from bronet.train.training_set import open_training
 from bronet.train.validation import validate
 from tiny_run import build, digits, tiny_recipe
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_last_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:

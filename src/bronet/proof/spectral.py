@@ -16,10 +16,10 @@ from bronet.errors import BronetError
 from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
 
 # Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper. They go on while they
-# still find more, for at most this share of n: about as many operations as the factorisation that follows.
+# still find more from one look to the next, for at most this share of n: about as many operations as the
+# factorisation that follows.
 _DIRECT_SIZE = 64
 _LANCZOS_LOOK = 32
-_LANCZOS_LEAST = 64
 _LANCZOS_SHARE = 1 / 4
 _LANCZOS_END = 2.0**-36
 _KRYLOV_END = 1e-12
@@ -103,11 +103,11 @@ def _estimate(M: Float[Tensor, "batch n n"]) -> float:
     batch, n, _ = M.shape
     if n <= _DIRECT_SIZE:
         return float(torch.linalg.eigvalsh(M).max())
-    limit = max(_LANCZOS_LEAST, round(_LANCZOS_SHARE * n))
+    limit = max(2 * _LANCZOS_LOOK, round(_LANCZOS_SHARE * n))
     v = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.device)
     v = (v / v.norm()).expand(batch, n)
     basis = torch.zeros(batch, limit, n, dtype=torch.float64, device=M.device)
-    projected = torch.zeros(batch, limit, limit, dtype=torch.float64, device=M.device)
+    projected = torch.zeros(batch, limit + 1, limit + 1, dtype=torch.float64, device=M.device)
     found = -math.inf
     for step in range(limit):
         basis[:, step] = v
@@ -117,13 +117,13 @@ def _estimate(M: Float[Tensor, "batch n n"]) -> float:
         for _ in range(2):  # twice is enough
             w = w - (known.mT @ (known @ w[:, :, None]))[:, :, 0]
         size = w.norm(dim=-1, keepdim=True)
-        v = torch.where(size > _KRYLOV_END, w / size, 0.0)  # zero once the Krylov space is exhausted
+        size = torch.where(size > _KRYLOV_END, size, 0.0)  # zero once the Krylov space is exhausted
+        projected[:, step + 1, step] = size[:, 0]  # eigvalsh reads the lower triangle
+        v = torch.where(size > 0, w / size, 0.0)
         if (step + 1) % _LANCZOS_LOOK == 0 or step + 1 == limit:
             before, found = found, float(torch.linalg.eigvalsh(projected[:, : step + 1, : step + 1]).max())
             if found - before <= _LANCZOS_END * abs(found):
                 break
-        if step + 1 < limit:  # eigvalsh reads the lower triangle
-            projected[:, step + 1, step] = torch.where(size > _KRYLOV_END, size, 0.0)[:, 0]
     return found
 
 

@@ -45,24 +45,20 @@ def fast_recipes() -> Iterator[Recipe]:
     """Yield the paper's networks, and one that is small enough to be in the package, with the short schedule."""
     for recipe in bronet_recipes():
         if recipe.name in FAST_OF:
-            yield _fast(_taught(recipe), epochs=TAUGHT_EPOCHS)
+            loss = replace(recipe.loss, emma_eps=TAUGHT_BUDGET, teacher=TEACHER, teacher_epochs=TEACHER_EPOCHS)
+            yield _fast(recipe, loss, epochs=TAUGHT_EPOCHS)
         if recipe.name == "cifar10/bronet-m":
             small = replace(recipe, name="cifar10/bronet-s", model=NAMED["bronet-s"])
             loss = replace(recipe.loss, emma_eps=UNTAUGHT_BUDGET)
-            yield _fast(replace(small, loss=loss), epochs=UNTAUGHT_EPOCHS)
+            yield _fast(small, loss, epochs=UNTAUGHT_EPOCHS)
 
 
-def _taught(recipe: Recipe) -> Recipe:
-    """Return a recipe whose labels a teacher decides in part."""
-    loss = replace(recipe.loss, emma_eps=TAUGHT_BUDGET, teacher=TEACHER, teacher_epochs=TEACHER_EPOCHS)
-    return replace(recipe, loss=loss)
-
-
-def _fast(recipe: Recipe, *, epochs: int) -> Recipe:
-    """Return a recipe with a quarter of its epochs, and Muon for NAdam with Lookahead."""
+def _fast(recipe: Recipe, loss: LossRecipe, *, epochs: int) -> Recipe:
+    """Return a recipe with this loss and so few epochs, and Muon for NAdam with Lookahead."""
     return replace(
         recipe,
         name=f"{recipe.name}-fast",
+        loss=loss,
         optim=FAST_OPTIMIZER,
         train=replace(recipe.train, epochs=epochs, batch_size=FAST_BATCH, precision="bf16"),
     )

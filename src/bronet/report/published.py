@@ -88,8 +88,7 @@ def _remark(recipe: Recipe, images: int) -> str:
         named = named_recipe(recipe.name)
     except BronetError:
         return "no named recipe"
-    free = FREE_KEYS if recipe.loss.teacher or named.loss.teacher else FREE_KEYS | {"loss.teacher_epochs"}
-    changed = [key for key in differing_keys(recipe, named) if key not in free]
+    changed = [key for key in differing_keys(recipe, named) if key not in FREE_KEYS]
     several = f"{len(changed)} settings changed, such as " if len(changed) > 1 else "changed: "
     remarks = [f"{several}{changed[0]}"] if changed else []
     if images != TEST_IMAGES.get(recipe.data.name):

@@ -113,12 +113,13 @@ def lessons(teacher: Teacher, recipe: Recipe, batches: MixedBatches, processes: 
         schedule.step()
         right += (logits.argmax(dim=1) == batch.labels).sum()
         seen += len(batch.labels)
-        if step % LOOK_EVERY == 0 or step % count == 0:
+        ends_epoch = step % count == 0
+        if ends_epoch or step % LOOK_EVERY == 0:
             if processes.any(not bool(logits.isfinite().all())):
                 raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
             accuracy = float(processes.sum(right)) / (seen * processes.world)
-            yield Lesson(-(-step // count), epochs, accuracy, ends_epoch=step % count == 0)
-        if step % count == 0:
+            yield Lesson(-(-step // count), epochs, accuracy, ends_epoch)
+        if ends_epoch:
             right, seen = torch.zeros_like(right), 0
     for buffer in teacher.buffers() if processes.world > 1 else ():
         dist.broadcast(buffer, 0)
