@@ -65,6 +65,15 @@ def test_generated_images_have_their_own_order_and_a_lighter_augmentation() -> N
         assert sorted(visited[start : start + 17]) == list(range(17))
 
 
+@pytest.mark.parametrize(("border", "darkest"), [("black", 0.0), ("mirror", 1.0)])
+def test_the_border_of_the_recipe_is_that_of_real_and_of_generated_images(border: str, darkest: float) -> None:
+    white = ImageSet("white", torch.full((22, 3, 32, 32), 255, dtype=torch.uint8), torch.zeros(22).long(), ("w",), 255)
+    recipe = mixed_recipe(f"data.border={border}", "data.randaugment_probability=0")
+    batches = MixedBatches(recipe, ResidentStream(white), ResidentStream(white), device=CPU)
+    (batch,) = batches.between(0, 1)
+    assert float(batch.pixels[:4].min()) == float(batch.pixels[4:].min()) == darkest
+
+
 def test_mixing_needs_both_streams() -> None:
     with pytest.raises(BronetError, match="needs the generated images, too"):
         MixedBatches(mixed_recipe(), ResidentStream(noise(22, 0)), device=CPU)

@@ -93,6 +93,7 @@ def _one_step(
         crop_padding=data.crop_padding,
         flip=data.flip,
         randaugment_probability=data.randaugment_probability,
+        border=data.border,
         scale=images.scale,
     )
     first, last = parse_budget(recipe.loss.emma_start_eps), parse_budget(recipe.loss.emma_eps)

@@ -14,6 +14,7 @@ from bronet.data.gather import gather_pixels
 from bronet.data.rand_augment import rand_augment
 from bronet.errors import BronetError
 from bronet.recipe.dataset import BYTE_SCALE
+from bronet.recipe.schema import Border
 
 
 def augment(
@@ -23,18 +24,20 @@ def augment(
     crop_padding: int,
     flip: bool,
     randaugment_probability: float,
+    border: Border = "black",
     scale: int = BYTE_SCALE,
     share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return the images cropped, then flipped, then RandAugmented, as bytes of the same scale.
 
     `crop_padding` 0, `flip` False and `randaugment_probability` 0 switch a part off. RandAugment's operations
-    mean the full range of a byte, so images of another `scale` (the digits: 16) refuse it. With a `share` the
-    images are that part of a larger batch, and come out as they would within it.
+    mean the full range of a byte, so images of another `scale` (the digits: 16) refuse it. What comes into view from
+    outside an image is the `border`. With a `share` the images are that part of a larger batch, and come out as they
+    would within it.
     """
     share = share or Share.whole(len(images))
     if crop_padding:
-        images = random_crop(images, crop_padding, generator, share=share)
+        images = random_crop(images, crop_padding, generator, border=border, share=share)
     if flip:
         images = random_flip(images, generator, share=share)
     if randaugment_probability:
@@ -43,14 +46,19 @@ def augment(
                 f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; "
                 "set the probability of RandAugment to 0 for this data set"
             )
-        images = rand_augment(images, generator, probability=randaugment_probability, share=share)
+        images = rand_augment(images, generator, probability=randaugment_probability, border=border, share=share)
     return images
 
 
 def random_crop(
-    images: Shaped[Tensor, "n c h w"], padding: int, generator: torch.Generator, *, share: Share | None = None
+    images: Shaped[Tensor, "n c h w"],
+    padding: int,
+    generator: torch.Generator,
+    *,
+    border: Border = "black",
+    share: Share | None = None,
 ) -> Shaped[Tensor, "n c h w"]:
-    """Return a window of each image padded with zeros all round: of the image's size, uniformly placed."""
+    """Return a window of each image padded all round: of the image's size, uniformly placed."""
     if padding < 0:
         raise BronetError(f"crop padding must be at least 0, got {padding}")
     n, _, height, width = images.shape
@@ -59,7 +67,7 @@ def random_crop(
     shift = share.cut(drawn, dim=1)
     row = torch.arange(height, device=device).view(1, height, 1) + shift[0]
     column = torch.arange(width, device=device).view(1, 1, width) + shift[1]
-    return gather_pixels(images, row, column)
+    return gather_pixels(images, row, column, border=border)
 
 
 def random_flip(

@@ -1,7 +1,7 @@
 """Affine maps of images by copying the nearest pixel: shear, translation, rotation (App. B.3: RandAugment).
 
 A map is six numbers in fixed point, so the pixel it picks is a matter of integers: the same on every device,
-and the same as Pillow's for images of up to 32,767 pixels a side. Pixels from outside are black.
+and the same as Pillow's for images of up to 32,767 pixels a side, if pixels from outside are black.
 """
 
 import math
@@ -11,6 +11,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from bronet.data.gather import gather_pixels
+from bronet.recipe.schema import Border
 
 FRACTION_BITS = 16
 ONE = 1 << FRACTION_BITS
@@ -45,11 +46,14 @@ def fixed_point(affine: Affine) -> tuple[int, ...]:
     return tuple(math.floor(number * ONE + 0.5) for number in numbers)
 
 
-def warp(images: Shaped[Tensor, "n c h w"], maps: Int64[Tensor, "n 6"]) -> Shaped[Tensor, "n c h w"]:
+def warp(
+    images: Shaped[Tensor, "n c h w"], maps: Int64[Tensor, "n 6"], *, border: Border = "black"
+) -> Shaped[Tensor, "n c h w"]:
     """Return every image under its own fixed-point map."""
     height, width = images.shape[-2:]
     y = torch.arange(height, device=images.device).view(1, height, 1)
     x = torch.arange(width, device=images.device).view(1, 1, width)
     a, b, c, d, e, f = maps.view(-1, 6, 1, 1).unbind(1)
     # The shift rounds downwards, so a point left of the image is outside it, not in its first pixel.
-    return gather_pixels(images, (d * x + e * y + f) >> FRACTION_BITS, (a * x + b * y + c) >> FRACTION_BITS)
+    row, column = (d * x + e * y + f) >> FRACTION_BITS, (a * x + b * y + c) >> FRACTION_BITS
+    return gather_pixels(images, row, column, border=border)

@@ -85,6 +85,7 @@ class MixedBatches:
             crop_padding=0 if cropped else self.data.crop_padding,
             flip=self.data.flip and not cropped,
             randaugment_probability=self.data.randaugment_probability,
+            border=self.data.border,
             scale=self.scale,
             share=self.real_share,
         )
@@ -98,6 +99,7 @@ class MixedBatches:
             crop_padding=0 if cropped else self.data.synthetic_crop_padding,
             flip=self.data.flip and not cropped,
             randaugment_probability=0.0,
+            border=self.data.border,
             scale=self.scale,
             share=self.synthetic_share,
         )

@@ -3,7 +3,7 @@
 Fourteen operations with the ranges of torchvision's RandAugment and the arithmetic of Pillow, nearest
 neighbour, black outside. As there, the strength is one bin for all operations and only its direction is
 drawn; each image draws its own operations. Autocontrast may differ from Pillow's by one grey level, the other
-operations do not differ.
+operations do not differ. The outside may be the mirrored image instead, which neither of them offers.
 """
 
 import math
@@ -31,6 +31,7 @@ from bronet.data.photometric import (
     solarize_table,
 )
 from bronet.errors import BronetError
+from bronet.recipe.schema import Border
 
 LARGEST_MAGNITUDE = 30
 LARGEST_SHEAR = 0.3
@@ -88,6 +89,7 @@ def rand_augment(
     num_ops: int = 2,
     magnitude: int = 9,
     probability: float = 0.5,
+    border: Border = "black",
     share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return each image, with `probability`, after `num_ops` operations drawn uniformly with replacement.
@@ -108,17 +110,22 @@ def rand_augment(
     reversals = torch.randint(2, (num_ops, n), generator=generator, device=device)
     for op, reverse in zip(ops.unbind(), reversals.unbind(), strict=True):
         wanted = torch.where(chosen, op, int(Op.IDENTITY))
-        images = apply_ops(images, share.cut(wanted), share.cut(reverse), fixed)
+        images = apply_ops(images, share.cut(wanted), share.cut(reverse), fixed, border=border)
     return images
 
 
 def apply_ops(
-    images: UInt8[Tensor, "n c h w"], op: Int64[Tensor, " n"], reverse: Int64[Tensor, " n"], fixed: OpTables
+    images: UInt8[Tensor, "n c h w"],
+    op: Int64[Tensor, " n"],
+    reverse: Int64[Tensor, " n"],
+    fixed: OpTables,
+    *,
+    border: Border = "black",
 ) -> UInt8[Tensor, "n c h w"]:
     """Return images[i] after the operation op[i], in its negative direction where reverse[i] is 1."""
     variant = 2 * op + reverse
     factor = fixed.factors[variant]
-    moved = warp(images, fixed.maps[variant])
+    moved = warp(images, fixed.maps[variant], border=border)
     # All image-dependent results are computed for all images, then selected: cheaper than asking the device.
     values = moved.int()
     grey = grey_levels(values)
