@@ -28,7 +28,7 @@ def _windows(image: Tensor, padding: int, mode: str) -> list[Tensor]:
     return [padded[..., i : i + height, j : j + width] for i in places for j in places]
 
 
-@pytest.mark.parametrize(("border", "mode"), [("black", "constant"), ("mirror", "reflect")])
+@pytest.mark.parametrize(("border", "mode"), [("black", "constant"), ("edge", "replicate"), ("mirror", "reflect")])
 def test_crops_are_windows_of_the_padded_image_and_all_windows_occur(border: Border, mode: str) -> None:
     padding = 1
     images = _numbered(400, 5, 7)
@@ -57,28 +57,27 @@ def test_an_image_is_mirrored_as_often_as_it_takes(size: int) -> None:
     assert torch.equal(found[:, 0, :, 0], expected.double())
 
 
-def test_a_mirrored_border_shows_nothing_that_the_image_does_not() -> None:
+def test_a_border_other_than_black_shows_nothing_that_the_image_does_not() -> None:
     white = torch.full((256, 3, 32, 32), 255, dtype=torch.uint8)
     geometric = torch.arange(256) % 6
     assert all(op in geometric for op in (Op.SHEAR_X, Op.SHEAR_Y, Op.TRANSLATE_X, Op.TRANSLATE_Y, Op.ROTATE))
-    for border, expected in (("mirror", 255), ("black", 0)):
+    for border, expected in (("edge", 255), ("mirror", 255), ("black", 0)):
         moved = apply_ops(white, geometric, torch.arange(256) % 2, op_tables(30, 32, 32), border=border)
         cropped = random_crop(white, 4, generator_for(0, "crop"), border=border)
         assert int(moved.min()) == int(cropped.min()) == expected
 
 
-def test_a_border_changes_only_what_comes_from_outside() -> None:
+@pytest.mark.parametrize("border", ["edge", "mirror"])
+def test_a_border_changes_only_what_comes_from_outside(border: Border) -> None:
     images = torch.randint(1, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=generator_for(0, "images"))
-    black, mirror = (
-        augment(
-            images, generator_for(0, "augment"), crop_padding=4, flip=True, randaugment_probability=0, border=border
-        )
-        for border in ("black", "mirror")
+    black, other = (
+        augment(images, generator_for(0, "augment"), crop_padding=4, flip=True, randaugment_probability=0, border=each)
+        for each in ("black", border)
     )
     inside = black != 0
-    assert torch.equal(black[inside], mirror[inside])
+    assert torch.equal(black[inside], other[inside])
     assert not inside.all()
-    assert (mirror != 0).all()
+    assert (other != 0).all()
 
 
 def test_a_crop_with_no_padding_keeps_every_image() -> None:

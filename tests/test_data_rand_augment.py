@@ -23,6 +23,7 @@ from bronet.data.rand_augment import (
     rand_augment,
 )
 from bronet.errors import BronetError
+from bronet.recipe.schema import RandAugmentOps
 
 AUTOCONTRAST_LEVELS = 1
 """Pillow multiplies by a rounded quotient there, we divide exactly."""
@@ -137,6 +138,21 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
     first, again, other = (rand_augment(images, generator_for(seed, "augment"), probability=1.0) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+PHOTOMETRIC = [op for op in Op if op is not Op.IDENTITY and torch.equal(*op_tables(30, 8, 8).maps[[0, 2 * op]])]
+
+
+@pytest.mark.parametrize(("operations", "wanted"), [("all", list(Op)), ("photometric", PHOTOMETRIC)])
+def test_all_chosen_operations_are_drawn_and_no_others(operations: RandAugmentOps, wanted: list[Op]) -> None:
+    picture = _pictures()[6:7]
+    drawn = rand_augment(
+        picture.repeat(300, 1, 1, 1), generator_for(0, "augment"), num_ops=1, probability=1.0, operations=operations
+    )
+    results = {(op, r): _apply(picture, op, 9, r) for op in wanted for r in (0, 1)}
+    hits = {key: (drawn == result).flatten(1).all(1) for key, result in results.items()}
+    assert torch.stack(list(hits.values())).any(0).all()
+    assert all(hit.any() for hit in hits.values())
 
 
 def test_probability_zero_keeps_every_image() -> None:

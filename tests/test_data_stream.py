@@ -65,7 +65,7 @@ def test_generated_images_have_their_own_order_and_a_lighter_augmentation() -> N
         assert sorted(visited[start : start + 17]) == list(range(17))
 
 
-@pytest.mark.parametrize(("border", "darkest"), [("black", 0.0), ("mirror", 1.0)])
+@pytest.mark.parametrize(("border", "darkest"), [("black", 0.0), ("edge", 1.0), ("mirror", 1.0)])
 def test_the_border_of_the_recipe_is_that_of_real_and_of_generated_images(border: str, darkest: float) -> None:
     white = ImageSet("white", torch.full((22, 3, 32, 32), 255, dtype=torch.uint8), torch.zeros(22).long(), ("w",), 255)
     recipe = mixed_recipe(f"data.border={border}", "data.randaugment_probability=0")

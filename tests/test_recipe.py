@@ -118,7 +118,8 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
         ("name: la", "name: la, emma_eps: 1/0", ["loss.emma_eps", "zero", "1/0"]),
         ("name: la", "name: la, emma_eps: 1/255", ["loss.emma_start_eps", "at most", "3.6/255"]),
         ("name: digits", "name: digit", ["digit", "digits"]),
-        ("name: digits", "name: digits, border: grey", ["data.border", "black, mirror", "'grey'"]),
+        ("name: digits", "name: digits, border: grey", ["data.border", "black, edge, mirror", "'grey'"]),
+        ("name: digits", "name: digits, randaugment_ops: some", ["data.randaugment_ops", "all, photometric", "'some'"]),
         ("lr: 1e-3", "lr: 1e-3, warmup_epochs: 3", ["optim.warmup_epochs", "train.epochs = 2", "3"]),
         (
             "lr: 1e-3",

@@ -93,6 +93,7 @@ def _one_step(
         crop_padding=data.crop_padding,
         flip=data.flip,
         randaugment_probability=data.randaugment_probability,
+        randaugment_ops=data.randaugment_ops,
         border=data.border,
         scale=images.scale,
     )

@@ -14,7 +14,7 @@ from bronet.data.gather import gather_pixels
 from bronet.data.rand_augment import rand_augment
 from bronet.errors import BronetError
 from bronet.recipe.dataset import BYTE_SCALE
-from bronet.recipe.schema import Border
+from bronet.recipe.schema import Border, RandAugmentOps
 
 
 def augment(
@@ -24,6 +24,7 @@ def augment(
     crop_padding: int,
     flip: bool,
     randaugment_probability: float,
+    randaugment_ops: RandAugmentOps = "all",
     border: Border = "black",
     scale: int = BYTE_SCALE,
     share: Share | None = None,
@@ -46,7 +47,14 @@ def augment(
                 f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; "
                 "set the probability of RandAugment to 0 for this data set"
             )
-        images = rand_augment(images, generator, probability=randaugment_probability, border=border, share=share)
+        images = rand_augment(
+            images,
+            generator,
+            probability=randaugment_probability,
+            operations=randaugment_ops,
+            border=border,
+            share=share,
+        )
     return images
 
 

@@ -20,16 +20,19 @@ def gather_pixels(
 ) -> Shaped[Tensor, "n c h w"]:
     """Return y with y[n, :, i, j] = images[n, :, row[n, i, j], column[n, i, j]].
 
-    Where that is outside y is zero, or the image mirrored in its first or last row or column of pixels, as often as it
-    takes. `row` and `column` are broadcast against each other to (n, h, w). Neither waits for the device.
+    Where that is outside y is zero, or shows the nearest pixel of the edge, or the image mirrored in its first or last
+    row or column of pixels, as often as it takes. `row` and `column` are broadcast against each other to (n, h, w).
+    Nothing waits for the device.
     """
     n, channels, height, width = images.shape
     if border == "mirror":
         row, column = _mirrored(row, height), _mirrored(column, width)
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
     flat = source.view(n, 1, height * width).expand(-1, channels, -1)
     moved = images.reshape(n, channels, height * width).gather(2, flat).view_as(images)
+    if border != "black":
+        return moved
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     return moved.masked_fill(~inside.unsqueeze(1), 0)
 
 

@@ -85,6 +85,7 @@ class MixedBatches:
             crop_padding=0 if cropped else self.data.crop_padding,
             flip=self.data.flip and not cropped,
             randaugment_probability=self.data.randaugment_probability,
+            randaugment_ops=self.data.randaugment_ops,
             border=self.data.border,
             scale=self.scale,
             share=self.real_share,

@@ -3,7 +3,7 @@
 Fourteen operations with the ranges of torchvision's RandAugment and the arithmetic of Pillow, nearest
 neighbour, black outside. As there, the strength is one bin for all operations and only its direction is
 drawn; each image draws its own operations. Autocontrast may differ from Pillow's by one grey level, the other
-operations do not differ. The outside may be the mirrored image instead, which neither of them offers.
+operations do not differ. What is not theirs: other borders, and a choice of operations.
 """
 
 import math
@@ -31,7 +31,7 @@ from bronet.data.photometric import (
     solarize_table,
 )
 from bronet.errors import BronetError
-from bronet.recipe.schema import Border
+from bronet.recipe.schema import Border, RandAugmentOps
 
 LARGEST_MAGNITUDE = 30
 LARGEST_SHEAR = 0.3
@@ -64,6 +64,10 @@ class Op(IntEnum):
     EQUALIZE = 13
 
 
+FIRST_PHOTOMETRIC = Op.BRIGHTNESS
+"""From here on operations change levels and colours, and move nothing."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpTables:
     """What does not depend on the images: row 2 op + r is for operation op, reversed if r = 1.
@@ -89,12 +93,14 @@ def rand_augment(
     num_ops: int = 2,
     magnitude: int = 9,
     probability: float = 0.5,
+    operations: RandAugmentOps = "all",
     border: Border = "black",
     share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return each image, with `probability`, after `num_ops` operations drawn uniformly with replacement.
 
-    `magnitude` is a bin in 0 .. 30. The cost does not depend on what is drawn: nothing waits for the device.
+    `operations` are all, or the photometric ones only. `magnitude` is a bin in 0 .. 30. The cost does not depend on
+    what is drawn: nothing waits for the device.
     """
     if images.shape[1] not in (1, 3):
         raise BronetError(f"channels of images for RandAugment must be 1 or 3, got {images.shape[1]}")
@@ -106,7 +112,8 @@ def rand_augment(
     n = share.total
     fixed = op_tables(magnitude, *images.shape[-2:]).to(device)
     chosen = torch.rand(n, generator=generator, device=device) < probability
-    ops = torch.randint(len(Op), (num_ops, n), generator=generator, device=device)
+    first = int(FIRST_PHOTOMETRIC) if operations == "photometric" else 0
+    ops = torch.randint(first, len(Op), (num_ops, n), generator=generator, device=device)
     reversals = torch.randint(2, (num_ops, n), generator=generator, device=device)
     for op, reverse in zip(ops.unbind(), reversals.unbind(), strict=True):
         wanted = torch.where(chosen, op, int(Op.IDENTITY))

@@ -14,7 +14,8 @@ from bronet.errors import BronetError
 from bronet.recipe.architecture import Architecture
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 
-Border = Literal["black", "mirror"]
+Border = Literal["black", "edge", "mirror"]
+RandAugmentOps = Literal["all", "photometric"]
 LossName = Literal["la", "ce", "ce+cr"]
 PenalisedQuantity = Literal["radius", "margin"]
 OptimizerName = Literal["nadam", "sgd", "muon"]
@@ -74,15 +75,17 @@ class DataRecipe:
     `name` is a known data set, or a folder of one's own: then `channels`, `height`, `width` and `classes` say
     what is in it. `resize` is the range of an image's shorter side before a random crop to the model's size
     ([224, 288] for ImageNet); without it every image must have that size. `border` is what crops and RandAugment
-    show of the outside of an image: black, as in the paper, or the image mirrored in its edge. `synthetic` names
-    generated images, of which `synthetic_batch` are part of every batch; they are cropped with their own padding,
-    flipped if `flip` is set, and never RandAugmented.
+    show of the outside of an image: black, as in the paper, the nearest pixel of the edge, or the image mirrored in
+    its edge. `randaugment_ops` are the operations RandAugment draws from: all, as in the paper, or those that change
+    colours and not places. `synthetic` names generated images, of which `synthetic_batch` are part of every batch; they
+    are cropped with their own padding, flipped if `flip` is set, and never RandAugmented.
     """
 
     name: str
     crop_padding: int = 0
     flip: bool = False
     randaugment_probability: float = 0.0
+    randaugment_ops: RandAugmentOps = "all"
     border: Border = "black"
     held_out: int = 0
     resize: tuple[int, ...] = ()
@@ -99,6 +102,7 @@ class DataRecipe:
         for name in ("crop_padding", "held_out", "synthetic_batch", "synthetic_crop_padding"):
             _at_least(f"data.{name}", getattr(self, name), 0)
         _fraction_of_one("data.randaugment_probability", self.randaugment_probability)
+        _one_of("data.randaugment_ops", self.randaugment_ops, get_args(RandAugmentOps))
         _one_of("data.border", self.border, get_args(Border))
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
             raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
