@@ -62,16 +62,17 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
     _recipe_of(data)  # refuses what has none
     chosen = [run for run in runs if _is_short(run, data) and run.evidence.certificate.images == TEST_IMAGES[data]]
     chosen.sort(key=_by_network_and_budget)
-    settings = ["width", "EMMA's budget", "teacher", "epochs x batch", "mirrored"]
+    settings = ["width", "EMMA's budget", "teacher", "border, RandAugment", "epochs x batch", "mirrored"]
     cells = [["run", *settings, "clean / 36 / 72 / 108", "training"]]
     for run in chosen:
-        train, model = run.recipe.train, run.recipe.model
+        train, model, augmentation = run.recipe.train, run.recipe.model, run.recipe.data
         cells.append(
             [
                 f"`{run.folder}`" + ("" if run.remark else ", the recipe"),
                 str(getattr(model, "width", ABSENT)),
                 run.recipe.loss.emma_eps,
                 f"{run.recipe.loss.teacher:.0%}" if run.recipe.loss.teacher else ABSENT,
+                f"{augmentation.border}, {augmentation.randaugment_ops}",
                 f"{train.epochs} x {train.batch_size}",
                 "no" if as_trained(model) == model else "yes",
                 paper_line(run.statistics),
