@@ -91,12 +91,13 @@ def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recip
         "640",
         "144/255",
         "50%",
+        "edge, photometric",
         f"{recipe.train.epochs} x {recipe.train.batch_size}",
         "yes",
         "50.0 / 40.0 / 30.0 / 25.0",
         "1 min 0 s",
     ]
-    assert lines[-1].split("|")[4].strip() == "–"  # BRONet-S has no teacher
+    assert [cell.strip() for cell in lines[-1].split("|")[4:6]] == ["–", "black, all"]  # BRONet-S has no teacher
     assert knob_table("cifar100", published_runs(results)) == "not run\n"
     with pytest.raises(BronetError, match="knob must name one of cifar10, cifar100, got 'mnist'"):
         knob_table("mnist", [])
