@@ -12,7 +12,7 @@ from bronet.data.digits import load_digits
 from bronet.data.gather import gather_pixels
 from bronet.data.rand_augment import Op, apply_ops, op_tables
 from bronet.errors import BronetError
-from bronet.recipe.schema import Border
+from bronet.recipe.schema import Border, DataRecipe
 
 
 def _numbered(n: int, height: int, width: int) -> Tensor:
@@ -71,7 +71,7 @@ def test_a_border_other_than_black_shows_nothing_that_the_image_does_not() -> No
 def test_a_border_changes_only_what_comes_from_outside(border: Border) -> None:
     images = torch.randint(1, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=generator_for(0, "images"))
     black, other = (
-        augment(images, generator_for(0, "augment"), crop_padding=4, flip=True, randaugment_probability=0, border=each)
+        augment(images, generator_for(0, "augment"), DataRecipe(name="cifar10", crop_padding=4, flip=True, border=each))
         for each in ("black", border)
     )
     inside = black != 0
@@ -103,11 +103,9 @@ def test_each_image_is_flipped_whole_or_not_at_all() -> None:
 
 
 def test_augment_repeats_its_bits_for_the_same_seed() -> None:
-    images = load_digits("test").images
-    first, again, other = (
-        augment(images, generator_for(s, "augment", 3), crop_padding=1, flip=True, randaugment_probability=0.5)
-        for s in (0, 0, 1)
-    )
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=generator_for(0, "images"))
+    data = DataRecipe(name="cifar10", crop_padding=1, flip=True, randaugment_probability=0.5)
+    first, again, other = (augment(images, generator_for(s, "augment", 3), data) for s in (0, 0, 1))
     assert first.dtype == torch.uint8
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -115,36 +113,20 @@ def test_augment_repeats_its_bits_for_the_same_seed() -> None:
 
 def test_augment_with_everything_off_keeps_every_image() -> None:
     images = load_digits("test").images
-    found = augment(
-        images, generator_for(0, "augment"), crop_padding=0, flip=False, randaugment_probability=0.0, scale=16
-    )
+    found = augment(images, generator_for(0, "augment"), DataRecipe(name="digits"))
     assert torch.equal(found, images)
 
 
 def test_augmented_digits_stay_within_their_scale() -> None:
     digits = load_digits("train")
-    found = augment(
-        digits.images,
-        generator_for(0, "augment"),
-        crop_padding=1,
-        flip=True,
-        randaugment_probability=0.0,
-        scale=digits.scale,
-    )
+    found = augment(digits.images, generator_for(0, "augment"), DataRecipe(name="digits", crop_padding=1, flip=True))
     assert int(found.max()) <= digits.scale
 
 
 def test_randaugment_refuses_images_of_another_scale() -> None:
     digits = load_digits("test")
     with pytest.raises(BronetError, match="scale 255, got scale 16"):
-        augment(
-            digits.images,
-            generator_for(0, "augment"),
-            crop_padding=0,
-            flip=False,
-            randaugment_probability=0.5,
-            scale=digits.scale,
-        )
+        augment(digits.images, generator_for(0, "augment"), DataRecipe(name="digits", randaugment_probability=0.5))
 
 
 def test_negative_padding_is_refused() -> None:
@@ -172,9 +154,10 @@ def test_an_operation_gives_the_same_bits_on_a_gpu(op: Op, border: Border) -> No
 def test_augment_on_a_gpu_never_waits_for_it(border: Border) -> None:
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
     generator = generator_for(0, "augment", device="cuda")
+    data = DataRecipe(name="cifar10", crop_padding=4, flip=True, randaugment_probability=0.5, border=border)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = augment(images, generator, crop_padding=4, flip=True, randaugment_probability=0.5, border=border)
+        found = augment(images, generator, data)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert found.shape == images.shape

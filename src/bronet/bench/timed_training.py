@@ -85,18 +85,10 @@ def train_for(model: CertifiableModel, recipe: Recipe, images: ImageSet, budget:
 def _one_step(
     step: TrainStep, recipe: Recipe, images: ImageSet, chosen: torch.Tensor, *, number: int, used: float
 ) -> None:
-    data, device = recipe.data, images.images.device
+    device = images.images.device
     chosen = chosen.to(device)
-    stored = augment(
-        images.images[chosen],
-        generator_for(recipe.train.seed, "augment", number, device=device),
-        crop_padding=data.crop_padding,
-        flip=data.flip,
-        randaugment_probability=data.randaugment_probability,
-        randaugment_ops=data.randaugment_ops,
-        border=data.border,
-        scale=images.scale,
-    )
+    generator = generator_for(recipe.train.seed, "augment", number, device=device)
+    stored = augment(images.images[chosen], generator, recipe.data)
     first, last = parse_budget(recipe.loss.emma_start_eps), parse_budget(recipe.loss.emma_eps)
     ramp = min(1.0, used / recipe.loss.emma_ramp) if recipe.loss.emma_ramp > 0 else 1.0
     rate = recipe.optim.lr * (1 + math.cos(math.pi * min(1.0, used))) / 2

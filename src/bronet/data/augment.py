@@ -14,45 +14,38 @@ from bronet.data.gather import gather_pixels
 from bronet.data.rand_augment import rand_augment
 from bronet.errors import BronetError
 from bronet.recipe.dataset import BYTE_SCALE
-from bronet.recipe.schema import Border, RandAugmentOps
+from bronet.recipe.schema import Border, DataRecipe
 
 
 def augment(
     images: UInt8[Tensor, "n c h w"],
     generator: torch.Generator,
+    data: DataRecipe,
     *,
-    crop_padding: int,
-    flip: bool,
-    randaugment_probability: float,
-    randaugment_ops: RandAugmentOps = "all",
-    border: Border = "black",
-    scale: int = BYTE_SCALE,
     share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
-    """Return the images cropped, then flipped, then RandAugmented, as bytes of the same scale.
+    """Return the data set's images cropped, then flipped, then RandAugmented, as bytes of the same scale.
 
-    `crop_padding` 0, `flip` False and `randaugment_probability` 0 switch a part off. RandAugment's operations
-    mean the full range of a byte, so images of another `scale` (the digits: 16) refuse it. What comes into view from
-    outside an image is the `border`. With a `share` the images are that part of a larger batch, and come out as they
-    would within it.
+    RandAugment's operations mean the full range of a byte, so images of another scale (the digits: 16) refuse it. With
+    a `share` the images are that part of a larger batch, and come out as they would within it.
     """
     share = share or Share.whole(len(images))
-    if crop_padding:
-        images = random_crop(images, crop_padding, generator, border=border, share=share)
-    if flip:
+    if data.crop_padding:
+        images = random_crop(images, data.crop_padding, generator, border=data.border, share=share)
+    if data.flip:
         images = random_flip(images, generator, share=share)
-    if randaugment_probability:
-        if scale != BYTE_SCALE:
+    if data.randaugment_probability:
+        if data.spec().scale != BYTE_SCALE:
             raise BronetError(
-                f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; "
+                f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {data.spec().scale}; "
                 "set the probability of RandAugment to 0 for this data set"
             )
         images = rand_augment(
             images,
             generator,
-            probability=randaugment_probability,
-            operations=randaugment_ops,
-            border=border,
+            probability=data.randaugment_probability,
+            operations=data.randaugment_ops,
+            border=data.border,
             share=share,
         )
     return images

@@ -6,6 +6,7 @@ processes, gives the same images. RandAugment comes after cropping, so that it r
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from bronet.data.augment import augment
 from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, steps_per_epoch
 from bronet.data.stream import ImageStream, Wanted
 from bronet.errors import BronetError
-from bronet.recipe.schema import Recipe
+from bronet.recipe.schema import DataRecipe, Recipe
 
 SYNTHETIC_ORDER = "synthetic order"
 
@@ -78,32 +79,19 @@ class MixedBatches:
         return Wanted(step * size // n, self.synthetic_share.cut(index))
 
     def _augmented(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
-        cropped = self.real.cropped
-        return augment(
-            images,
-            generator_for(self.seed, "augment", step, device=self.device),
-            crop_padding=0 if cropped else self.data.crop_padding,
-            flip=self.data.flip and not cropped,
-            randaugment_probability=self.data.randaugment_probability,
-            randaugment_ops=self.data.randaugment_ops,
-            border=self.data.border,
-            scale=self.scale,
-            share=self.real_share,
-        )
+        generator = generator_for(self.seed, "augment", step, device=self.device)
+        return augment(images, generator, _left_to_do(self.data, self.real), share=self.real_share)
 
     def _augmented_synthetic(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
         assert self.synthetic is not None
-        cropped = self.synthetic.cropped
-        return augment(
-            images,
-            generator_for(self.seed, "augment synthetic", step, device=self.device),
-            crop_padding=0 if cropped else self.data.synthetic_crop_padding,
-            flip=self.data.flip and not cropped,
-            randaugment_probability=0.0,
-            border=self.data.border,
-            scale=self.scale,
-            share=self.synthetic_share,
-        )
+        generator = generator_for(self.seed, "augment synthetic", step, device=self.device)
+        own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
+        return augment(images, generator, _left_to_do(own, self.synthetic), share=self.synthetic_share)
+
+
+def _left_to_do(data: DataRecipe, stream: ImageStream) -> DataRecipe:
+    """Return what is left to augment of images that come from a stream: some are cropped and flipped there."""
+    return replace(data, crop_padding=0, flip=False) if stream.cropped else data
 
 
 @lru_cache(maxsize=2)
