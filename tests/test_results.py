@@ -8,6 +8,8 @@ import pytest
 from bronet.certify.hashes import SEAL, file_hash, sealed
 from bronet.certify.verify import read_certificate
 from bronet.recipe import from_text
+from bronet.recipe.architecture import BRONetArchitecture
+from bronet.report.tuning import read_tuning
 
 RESULTS = Path(__file__).parents[1] / "results"
 UNSEALED = RESULTS / "precision" / "bf16" / "certificate.json"
@@ -34,3 +36,14 @@ def test_a_published_certificate_is_sealed_and_speaks_of_the_files_beside_it(pat
 def test_no_file_names_a_path_of_a_machine(suffix: str) -> None:
     for path in RESULTS.rglob(f"*.{suffix}"):
         assert not MACHINE_PATH.search(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("run", ["base", "little"])
+def test_the_recipe_of_a_tuning_run_is_that_of_its_line(run: str) -> None:
+    """Others change what they say of these two, so each can be trained again."""
+    (row,) = (row for row in read_tuning(RESULTS / "speedrun" / "tuning.csv") if row.run == run)
+    recipe = from_text((RESULTS / "speedrun" / f"{run}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(recipe.model, BRONetArchitecture)
+    assert row.network == f"bronet, width {recipe.model.width}, depth {recipe.model.depth}"
+    assert (row.images_held_out, row.epochs) == (recipe.data.held_out, recipe.train.epochs)
+    assert row.changed == ""
