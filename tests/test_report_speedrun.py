@@ -29,6 +29,7 @@ from tiny_run import train_tiny_run
 
 IMAGES = 3
 FAST = RECIPES["cifar10"]
+BUDGET = named_recipe(FAST).loss.emma_eps
 SEEDS = {0: (0.81, 0.70, 0.56, 0.41), 1: (0.82, 0.70, 0.56, 0.43)}
 pytestmark = pytest.mark.usefixtures("one_thread")
 terminal = CliRunner()
@@ -59,12 +60,29 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ours_stands_beside_the_paper_and_later_work(fast: Path) -> None:
     table = speedrun_table("cifar10", published_runs(fast))
-    assert cells_of(table, f"`{FAST}`")[1:] == ["ours, proved", "81.5 / 70.0 / 56.0 / 42.0", "–"]
+    assert cells_of(table, f"`{FAST}`, {BUDGET}")[1:] == ["ours, proved", "81.5 / 70.0 / 56.0 / 42.0", "–"]
     assert cells_of(table, "BRONet-M (+LA) (37M)")[3] == "+0.3 / +0.3 / +0.4 / +1.3"
     assert cells_of(table, "LipNeXt-64M")[2:] == ["81.5 / 71.2 / 59.2 / 45.9", "+0.0 / -1.2 / -3.2 / -3.9"]
-    assert "mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
+    assert f"{BUDGET}: the mean of seeds 0, 1; standard deviation of one run 0.7 / 0.0 / 0.0 / 1.4." in table
     told = "`cifar10-bronet-m-fast/seed-0`: training 19 min 12 s on a GPU, proof and 10,000 images 1.5 s on a CPU."
     assert told in table
+
+
+def test_another_budget_or_length_is_another_point_and_any_other_change_is_none(tmp_path: Path) -> None:
+    recipe = named_recipe(FAST)
+    epochs = recipe.train.epochs + 7
+    far = replace(recipe, loss=replace(recipe.loss, emma_eps="99/255"), train=replace(recipe.train, epochs=epochs))
+    publish_rows(tmp_path / "far", far, (0.79, 0.69, 0.58, 0.46), seconds=60.0)
+    publish_rows(tmp_path / "untaught", replace(far, loss=replace(far.loss, teacher=0.0)), (0.9,) * 4, seconds=60.0)
+    table = speedrun_table("cifar10", published_runs(tmp_path))
+    label = f"the same, 99/255, {epochs} epochs"
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:4]] == [f"`{FAST}`, {BUDGET}", label]
+    assert cells_of(table, f"`{FAST}`, {BUDGET}")[1:] == ["ours", "not run", "–"]
+    assert cells_of(table, label)[1:] == ["ours, proved", "79.0 / 69.0 / 58.0 / 46.0", "–"]
+    assert table.splitlines()[0].split("|")[4].strip() == "99/255 minus this"
+    assert cells_of(table, "LipNeXt-64M")[3] == "-2.5 / -2.2 / -1.2 / +0.1"
+    assert "99/255: seed 0. `far`: training 1 min 0 s" in table
+    assert "untaught" not in table
 
 
 def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recipe(fast: Path, tmp_path: Path) -> None:
@@ -119,8 +137,8 @@ def test_what_the_naive_way_would_have_reported_is_told(fast: Path, tmp_path: Pa
 
 def test_without_a_run_the_published_rows_stand_alone(fast: Path) -> None:
     table = speedrun_table("cifar100", published_runs(fast))
-    assert cells_of(table, "`cifar100/bronet-m-fast`")[1:3] == ["ours", "not run"]
-    assert cells_of(table, "BRONet-L (+LA) (68M)")[2:] == ["54.3 / 40.2 / 29.1 / 20.3", "–"]
+    assert cells_of(table, f"`cifar100/bronet-m-fast`, {BUDGET}")[1:] == ["ours", "not run"]
+    assert cells_of(table, "BRONet-L (+LA) (68M)")[2:] == ["54.3 / 40.2 / 29.1 / 20.3"]
     assert "LipNeXt" not in table  # no numbers of it are at hand for this data set
 
 
@@ -133,7 +151,7 @@ def test_a_row_without_a_counterpart_is_listed_and_counts_as_no_row_of_the_paper
 
 def test_one_seed_needs_no_spread(fast: Path, tmp_path: Path) -> None:
     shutil.copytree(fast / "cifar10-bronet-m-fast" / "seed-0", tmp_path / "only")
-    assert "Ours: seed 0. `only`: training" in speedrun_table("cifar10", published_runs(tmp_path))
+    assert f"{BUDGET}: seed 0. `only`: training" in speedrun_table("cifar10", published_runs(tmp_path))
 
 
 def test_every_autoattack_is_listed_and_nothing_else_is_called_so(attacked: Path, tmp_path: Path) -> None:

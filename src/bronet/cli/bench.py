@@ -79,6 +79,7 @@ def step(
     recipe: Annotated[
         str | None,
         typer.Option(
+            "--recipe",  # typer 0.27 would make --RECIPE of the metavar
             metavar="RECIPE",
             help="A name of `bronet recipes`, or a YAML file. Default: some of the paper's, on a CPU a small one.",
             show_default=False,

@@ -30,12 +30,16 @@ FREE_KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One folder; `remark` is empty if it is a full run of its named recipe, else what differs."""
+    """One folder; `remark` is empty if it is a full run of its named recipe, else what differs.
+
+    `changed` are the settings in which it differs; None if no recipe has that name.
+    """
 
     folder: str
     recipe: Recipe
     evidence: Evidence
     statistics: Statistics
+    changed: tuple[str, ...] | None
     remark: str
 
     @property
@@ -64,13 +68,15 @@ def published_runs(results: Path) -> list[PublishedRun]:
         if (folder / "certificate.json").exists():
             evidence = read_evidence(folder)
             recipe = from_text(evidence.recipe)
+            changed = _changed(recipe)
             found.append(
                 PublishedRun(
                     folder=folder.relative_to(results).as_posix(),
                     recipe=recipe,
                     evidence=evidence,
                     statistics=compute_statistics(evidence.rows, BUDGETS),
-                    remark=_remark(recipe, evidence.certificate.images),
+                    changed=changed,
+                    remark=_remark(recipe, changed, evidence.certificate.images),
                 )
             )
     return found
@@ -82,13 +88,18 @@ def runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
     return sorted(chosen, key=lambda run: run.recipe.train.seed)
 
 
-def _remark(recipe: Recipe, images: int) -> str:
-    """Return why a run is no full run of a named recipe; empty if it is one."""
+def _changed(recipe: Recipe) -> tuple[str, ...] | None:
     try:
         named = named_recipe(recipe.name)
     except BronetError:
+        return None
+    return tuple(key for key in differing_keys(recipe, named) if key not in FREE_KEYS)
+
+
+def _remark(recipe: Recipe, changed: tuple[str, ...] | None, images: int) -> str:
+    """Return why a run is no full run of a named recipe; empty if it is one."""
+    if changed is None:
         return "no named recipe"
-    changed = [key for key in differing_keys(recipe, named) if key not in FREE_KEYS]
     several = f"{len(changed)} settings changed, such as " if len(changed) > 1 else "changed: "
     remarks = [f"{several}{changed[0]}"] if changed else []
     if images != TEST_IMAGES.get(recipe.data.name):

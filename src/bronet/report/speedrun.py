@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bronet.errors import BronetError
 from bronet.printed import duration_text
 from bronet.recipe.architecture import as_trained
+from bronet.recipe.catalog import named_recipe
 from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned, apart, joined
@@ -39,18 +40,59 @@ LATER = {"cifar10": (Other("LipNeXt-64M", "Hu et al., ICLR 2026", (81.5, 71.2, 5
 """What was published after the paper, by data set: arXiv 2601.18513, whose code is not public."""
 
 
+KNOB = frozenset({"loss.emma_eps", "train.epochs"})
+"""Settings that lead from one point of a recipe's trade-off to another."""
+
+
+class Point(NamedTuple):
+    """Runs of a recipe that have one EMMA budget and one number of epochs, by seed; none if it was not run."""
+
+    budget: str
+    label: str
+    runs: list[PublishedRun]
+
+    @property
+    def shares(self) -> list[float]:
+        """The mean of each column over the runs, in percent."""
+        return [statistics.fmean(column) for column in self.columns]
+
+    @property
+    def columns(self) -> list[tuple[float, ...]]:
+        """The percents of all runs, by column."""
+        return list(zip(*(run.statistics.percents for run in self.runs), strict=True))
+
+
 def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
-    """Return the comparison for a data set as Markdown, with what ours rests on below it."""
+    """Return the comparison for a data set as Markdown, with what ours rests on below it.
+
+    The recipe's own point of the trade-off comes first, whether it was run or not, then the others.
+    """
     recipe = _recipe_of(data)
-    chosen = runs_of(recipe, list(runs))
-    ours = [statistics.fmean(column) for column in zip(*(run.statistics.percents for run in chosen), strict=True)]
-    cells = [
-        ["network", "from", "clean / 36 / 72 / 108", "ours minus this"],
-        [f"`{recipe}`", "ours, proved" if ours else "ours", joined(ours) if ours else NOT_RUN, ABSENT],
-    ]
+    points = _points(recipe, runs)
+    run = [point for point in points if point.runs]
+    minus = [f"{point.budget} minus this" for point in run]
+    cells = [["network", "from", "clean / 36 / 72 / 108", *minus]]
+    for point in points:
+        told = ["ours, proved", joined(point.shares)] if point.runs else ["ours", NOT_RUN]
+        cells.append([point.label, *told, *(ABSENT for _ in minus)])
     for other in (*_of_paper(data), *LATER.get(data, ())):
-        cells.append([other.name, other.source, joined(other.shares), apart(ours, other.shares) or ABSENT])
-    return "\n\n".join([aligned(cells).rstrip(), *_told(chosen)]) + "\n"
+        differences = [apart(point.shares, other.shares) for point in run]
+        cells.append([other.name, other.source, joined(other.shares), *differences])
+    return "\n\n".join([aligned(cells).rstrip(), *(_told(point) for point in run)]) + "\n"
+
+
+def _points(recipe: str, runs: Sequence[PublishedRun]) -> list[Point]:
+    """Return the points of a recipe's trade-off: its own, then those that whole test sets were certified at."""
+    named = named_recipe(recipe)
+    own = Point(named.loss.emma_eps, f"`{recipe}`, {named.loss.emma_eps}", runs_of(recipe, list(runs)))
+    elsewhere: dict[tuple[str, int], list[PublishedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.recipe.train.seed):
+        whole = run.evidence.certificate.images == TEST_IMAGES.get(run.recipe.data.name)
+        if run.recipe.name == recipe and whole and run.changed and KNOB.issuperset(run.changed):
+            elsewhere.setdefault((run.recipe.loss.emma_eps, run.recipe.train.epochs), []).append(run)
+    by_budget = sorted(elsewhere.items(), key=lambda item: (-parse_budget(item[0][0]), item[0][1]))
+    others = [Point(eps, f"the same, {eps}, {epochs} epochs", found) for (eps, epochs), found in by_budget]
+    return [own, *others]
 
 
 def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
@@ -110,16 +152,15 @@ def _of_paper(data: str) -> list[Other]:
     return found
 
 
-def _told(runs: Sequence[PublishedRun]) -> list[str]:
-    """Return seeds, spread and times of our runs; nothing if there are none."""
-    if not runs:
-        return []
+def _told(point: Point) -> str:
+    """Return seeds, spread and times of the runs at a point."""
+    runs = point.runs
     seeds = ", ".join(str(run.recipe.train.seed) for run in runs)
-    told = f"Ours: seed {seeds}." if len(runs) == 1 else f"Ours: the mean of seeds {seeds}"
+    told = f"{point.budget}: seed {seeds}." if len(runs) == 1 else f"{point.budget}: the mean of seeds {seeds}"
     if len(runs) > 1:
-        spread = [statistics.stdev(column) for column in zip(*(run.statistics.percents for run in runs), strict=True)]
+        spread = [statistics.stdev(column) for column in point.columns]
         told += f"; standard deviation of one run {joined(spread)}."
-    return [f"{told} " + " ".join(f"{_times(run)} {_naively(run)}" for run in runs)]
+    return f"{told} " + " ".join(f"{_times(run)} {_naively(run)}" for run in runs)
 
 
 def _times(run: PublishedRun) -> str:
