@@ -67,6 +67,10 @@ SMALL = [
         DatasetSpec("wide", 1, 16, 32, 4, 255),
     ),
     (
+        BRONetArchitecture(width=8, depth=2, dense_depth=1, dense_width=16, padding=0),
+        DatasetSpec("circular", 3, 16, 16, 5, 255),
+    ),
+    (
         BRONetArchitecture(width=8, depth=2, dense_depth=1, dense_width=16, backbone="lipreg", centring=False),
         DatasetSpec("liresnet-like", 3, 16, 16, 5, 255),
     ),

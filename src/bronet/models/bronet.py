@@ -62,7 +62,7 @@ class BRONet(CertifiableModel):
         )
         self.backbone = nn.Sequential(*(self._backbone_block(size) for _ in range(a.depth)))
         if a.keep_padding and a.backbone == "bro":
-            size = (size[0] + 2 * (_KERNEL // 2) * a.depth, size[1] + 2 * (_KERNEL // 2) * a.depth)
+            size = (size[0] + 2 * a.padding * a.depth, size[1] + 2 * a.padding * a.depth)
 
         self.neck = self._neck(size)
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
@@ -124,6 +124,7 @@ class BRONet(CertifiableModel):
             a.width,
             _KERNEL,
             rank=_rank(a.width, a.rank),
+            padding=a.padding,
             keep_padding=a.keep_padding,
             residual_depth=a.depth,
             device=self._device,

@@ -24,7 +24,9 @@ class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
-    fraction written as text ("1/4"); other layers have none. `keep_padding` belongs to a BRO backbone too.
+    fraction written as text ("1/4"); other layers have none. `padding` and `keep_padding` belong to a BRO backbone too:
+    each of its layers adds that many zeros on every side, and takes them off again unless they are kept; without any,
+    its convolutions are circular.
     `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet). A `mirrored`
     network is evaluated at an image and at its mirror image, and gives the mean; training does not see it.
     """
@@ -43,6 +45,7 @@ class BRONetArchitecture:
     stem_stride: int = 2
     stem_padding: int = 2
     regularized_depth: int = 0
+    padding: int = 1
     keep_padding: bool = False
     centring: bool = True
     mirrored: bool = False
@@ -50,7 +53,7 @@ class BRONetArchitecture:
     def __post_init__(self) -> None:
         for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("dense_depth", "stem_padding", "regularized_depth"):
+        for name in ("dense_depth", "stem_padding", "regularized_depth", "padding"):
             _at_least(name, getattr(self, name), 0)
         _even("width", self.width)
         _even("dense_width", self.dense_width)
