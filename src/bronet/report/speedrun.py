@@ -69,16 +69,16 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
     """
     recipe = _recipe_of(data)
     points = _points(recipe, runs)
-    run = [point for point in points if point.runs]
-    minus = [f"{point.budget} minus this" for point in run]
+    reached = [point for point in points if point.runs]
+    minus = [f"{point.budget} minus this" for point in reached]
     cells = [["network", "from", "clean / 36 / 72 / 108", *minus]]
     for point in points:
         told = ["ours, proved", joined(point.shares)] if point.runs else ["ours", NOT_RUN]
         cells.append([point.label, *told, *(ABSENT for _ in minus)])
     for other in (*_of_paper(data), *LATER.get(data, ())):
-        differences = [apart(point.shares, other.shares) for point in run]
+        differences = [apart(point.shares, other.shares) for point in reached]
         cells.append([other.name, other.source, joined(other.shares), *differences])
-    return "\n\n".join([aligned(cells).rstrip(), *(_told(point) for point in run)]) + "\n"
+    return "\n\n".join([aligned(cells).rstrip(), *(_told(point) for point in reached)]) + "\n"
 
 
 def _points(recipe: str, runs: Sequence[PublishedRun]) -> list[Point]:
