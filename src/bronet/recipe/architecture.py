@@ -26,9 +26,9 @@ class BRONetArchitecture:
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
     fraction written as text ("1/4"); other layers have none. `padding` and `keep_padding` belong to a BRO backbone too:
     each of its layers adds that many zeros on every side, and takes them off again unless they are kept; without any,
-    its convolutions are circular.
-    `regularized_depth` counts Lipschitz-regularised convolutions before the backbone (six on ImageNet). A `mirrored`
-    network is evaluated at an image and at its mirror image, and gives the mean; training does not see it.
+    its convolutions are circular. `regularized_depth` counts Lipschitz-regularised convolutions before the backbone
+    (six on ImageNet). A `mirrored` network is evaluated at an image and at its mirror image, and gives the mean;
+    training does not see it.
     """
 
     family: Literal["bronet"] = "bronet"

@@ -30,17 +30,29 @@ FREE_KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One folder; `remark` is empty if it is a full run of its named recipe, else what differs.
-
-    `changed` are the settings in which it differs; None if no recipe has that name.
-    """
+    """One folder; `changed` are the settings that differ from its named recipe, None if no recipe has that name."""
 
     folder: str
     recipe: Recipe
     evidence: Evidence
     statistics: Statistics
     changed: tuple[str, ...] | None
-    remark: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether all test images were certified."""
+        return self.evidence.certificate.images == TEST_IMAGES.get(self.recipe.data.name)
+
+    @property
+    def remark(self) -> str:
+        """Why this is no full run of a named recipe; empty if it is one."""
+        if self.changed is None:
+            return "no named recipe"
+        several = f"{len(self.changed)} settings changed, such as " if len(self.changed) > 1 else "changed: "
+        remarks = [f"{several}{self.changed[0]}"] if self.changed else []
+        if not self.whole:
+            remarks.append(f"the first {self.evidence.certificate.images:,} test images only")
+        return "; ".join(remarks)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -68,15 +80,13 @@ def published_runs(results: Path) -> list[PublishedRun]:
         if (folder / "certificate.json").exists():
             evidence = read_evidence(folder)
             recipe = from_text(evidence.recipe)
-            changed = _changed(recipe)
             found.append(
                 PublishedRun(
                     folder=folder.relative_to(results).as_posix(),
                     recipe=recipe,
                     evidence=evidence,
                     statistics=compute_statistics(evidence.rows, BUDGETS),
-                    changed=changed,
-                    remark=_remark(recipe, changed, evidence.certificate.images),
+                    changed=_changed(recipe),
                 )
             )
     return found
@@ -94,14 +104,3 @@ def _changed(recipe: Recipe) -> tuple[str, ...] | None:
     except BronetError:
         return None
     return tuple(key for key in differing_keys(recipe, named) if key not in FREE_KEYS)
-
-
-def _remark(recipe: Recipe, changed: tuple[str, ...] | None, images: int) -> str:
-    """Return why a run is no full run of a named recipe; empty if it is one."""
-    if changed is None:
-        return "no named recipe"
-    several = f"{len(changed)} settings changed, such as " if len(changed) > 1 else "changed: "
-    remarks = [f"{several}{changed[0]}"] if changed else []
-    if images != TEST_IMAGES.get(recipe.data.name):
-        remarks.append(f"the first {images:,} test images only")
-    return "; ".join(remarks)

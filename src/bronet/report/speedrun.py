@@ -16,7 +16,7 @@ from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned, apart, joined
 from bronet.report.paper import NOT_RUN, row_label
-from bronet.report.published import BUDGETS, TEST_IMAGES, PublishedRun, runs_of
+from bronet.report.published import BUDGETS, PublishedRun
 from bronet.report.statistics import compute_statistics
 from bronet.report.table import ABSENT, paper_line
 
@@ -38,8 +38,6 @@ class Other(NamedTuple):
 
 LATER = {"cifar10": (Other("LipNeXt-64M", "Hu et al., ICLR 2026", (81.5, 71.2, 59.2, 45.9)),)}
 """What was published after the paper, by data set: arXiv 2601.18513, whose code is not public."""
-
-
 KNOB = frozenset({"loss.emma_eps", "train.epochs"})
 """Settings that lead from one point of a recipe's trade-off to another."""
 
@@ -84,15 +82,16 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
 def _points(recipe: str, runs: Sequence[PublishedRun]) -> list[Point]:
     """Return the points of a recipe's trade-off: its own, then those that whole test sets were certified at."""
     named = named_recipe(recipe)
-    own = Point(named.loss.emma_eps, f"`{recipe}`, {named.loss.emma_eps}", runs_of(recipe, list(runs)))
-    elsewhere: dict[tuple[str, int], list[PublishedRun]] = {}
+    own = (named.loss.emma_eps, named.train.epochs)
+    found: dict[tuple[str, int], list[PublishedRun]] = {own: []}
     for run in sorted(runs, key=lambda run: run.recipe.train.seed):
-        whole = run.evidence.certificate.images == TEST_IMAGES.get(run.recipe.data.name)
-        if run.recipe.name == recipe and whole and run.changed and KNOB.issuperset(run.changed):
-            elsewhere.setdefault((run.recipe.loss.emma_eps, run.recipe.train.epochs), []).append(run)
-    by_budget = sorted(elsewhere.items(), key=lambda item: (-parse_budget(item[0][0]), item[0][1]))
-    others = [Point(eps, f"the same, {eps}, {epochs} epochs", found) for (eps, epochs), found in by_budget]
-    return [own, *others]
+        if run.recipe.name == recipe and run.whole and run.changed is not None and KNOB.issuperset(run.changed):
+            found.setdefault((run.recipe.loss.emma_eps, run.recipe.train.epochs), []).append(run)
+    points = []
+    for eps, epochs in sorted(found, key=lambda place: (place != own, -parse_budget(place[0]), place[1])):
+        label = f"`{recipe}`, {eps}" if (eps, epochs) == own else f"the same, {eps}, {epochs} epochs"
+        points.append(Point(eps, label, found[eps, epochs]))
+    return points
 
 
 def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
@@ -102,7 +101,7 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
     differs. Only whole test sets count.
     """
     _recipe_of(data)  # refuses what has none
-    chosen = [run for run in runs if _is_short(run, data) and run.evidence.certificate.images == TEST_IMAGES[data]]
+    chosen = [run for run in runs if _is_short(run, data) and run.whole]
     chosen.sort(key=_by_network_and_budget)
     settings = ["width", "EMMA's budget", "teacher", "border, RandAugment", "epochs x batch", "mirrored"]
     cells = [["run", *settings, "clean / 36 / 72 / 108", "training"]]
