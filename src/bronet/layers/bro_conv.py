@@ -16,7 +16,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import require_channels, require_counts, require_shape, without_autocast
 from bronet.layers.prepared import Inversion, ReflectorLayer
 from bronet.layers.residual import IdentityResidual
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.real_form import (
     Geometry,
     Windows,
@@ -157,8 +157,7 @@ class BROConv2d(ReflectorLayer[Tensor]):
         gain = up(error + gamma(1) * (1 + 2 * norm_of_products(products) + error))
 
         def apply(x: Tensor) -> Tensor:
-            x = self.unshuffle(x)
-            pixels = pixels_of(x)
+            pixels = pixels_of(unshuffle(x, stride))
             v = frame.target.synthesis(Q_out @ (Q_in.mT @ frame.source.analysis(pixels)))
             return images_of(embed_image(pixels, geometry) - 2 * v, geometry)
 

@@ -130,13 +130,14 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
         squared = factor_norm(Q)
         size, magnitude = up(squared**0.5), absolute_norm(Q)
-        Q_in, Q_out = Q[: self.in_features], Q[: self.out_features]
+        features = self.out_features
+        Q_in, Q_out = Q[: self.in_features], Q[:features]
         error = 2 * gain_of_products([Product(size, magnitude, Q.shape[0]), Product(size, magnitude, Q.shape[1])])
         gain = up(error + gamma(1) * (1 + 2 * squared + error))
 
         def apply(x: Tensor) -> Tensor:
             p = batch_last(x)
-            return batch_first(embed_channels(p, self.out_features, dim=-2) - 2 * (Q_out @ (Q_in.mT @ p)))
+            return batch_first(embed_channels(p, features, dim=-2) - 2 * (Q_out @ (Q_in.mT @ p)))
 
         return ProvedMap(apply, (self.out_features, *shape[1:]), reflector_norm(squared), gain, UNDERFLOW)
 

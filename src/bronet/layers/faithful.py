@@ -1,18 +1,24 @@
 """Does a module compute what its type says? A proof cannot see hooks, nor forwards that came after it."""
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer
 
 
 def is_altered(module: nn.Module) -> bool:
-    """Whether a module may do something else than its type says: a hook or an attribute stands before its forward.
+    """Whether a module may do something other than its type says: a hook or another method stands in its way.
 
-    Hooks of torch.nn.utils only make the weights, such as those of `spectral_norm`.
+    Hooks of torch.nn.utils do not count, as they only make the weights, such as those of `spectral_norm`.
     """
     before = [hook for hook in module._forward_pre_hooks.values() if not _is_of_torch(hook)]
-    return bool(before or module._forward_hooks) or "forward" in vars(module)
+    return bool(before or module._forward_hooks or has_global_hooks()) or _replaces_a_method(module)
+
+
+def has_global_hooks() -> bool:
+    """Whether torch calls a hook around the forward pass of every module."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
 
 
 def overrides_forward(module: nn.Module) -> bool:
@@ -22,9 +28,11 @@ def overrides_forward(module: nn.Module) -> bool:
 
 
 def require_faithful(module: nn.Module) -> None:
-    """Raise where a module or a part of it has hooks, a replaced forward, or one that its proof does not know."""
+    """Raise where a module or a part of it has hooks, a replaced method, or a forward that its proof does not know."""
+    if has_global_hooks():
+        raise BronetError("torch's global module hooks must be removed for a proof, which could not see what they do")
     for path, part in module.named_modules():
-        if is_altered(part):
+        if is_altered(part) or part._forward_pre_hooks:
             raise BronetError(
                 f"forward of {path or type(part).__name__} must be its class's own, got one with hooks or replaced; "
                 "a certificate could not see what it does"
@@ -33,6 +41,13 @@ def require_faithful(module: nn.Module) -> None:
             raise BronetError(
                 f"{type(part).__name__} must define `proved` beside its own forward, got the proof of a class above it"
             )
+
+
+def _replaces_a_method(module: nn.Module) -> bool:
+    """Whether a method of the class is hidden by an attribute of the instance, or torch's way of calling by another."""
+    kind = type(module)
+    hidden = any(callable(getattr(kind, name, None)) for name in vars(module))
+    return hidden or (kind.__call__, kind._call_impl) != (nn.Module.__call__, nn.Module._call_impl)
 
 
 def _place(kind: type, *names: str) -> int:

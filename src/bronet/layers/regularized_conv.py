@@ -135,7 +135,7 @@ class LipschitzRegularizedConv2d(LipschitzLayer):
         norm = convolution_norm(kernel, (shape[1], shape[2]), stride=stride, padding=padding)
         products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
         size = tuple((s + 2 * padding - k) // stride + 1 for s in shape[1:])
-        flat = kernel.reshape(self.out_channels, -1)
+        flat = kernel.flatten(1)
 
         def apply(x: Tensor) -> Tensor:
             # Through a matrix product, whose rounding is known; a library's convolution may use transforms.

@@ -43,6 +43,31 @@ class _MovedWindows(torch.autograd.Function):
         return _copied(grads[0].permute(_MOVED_BACK))
 
 
+def unshuffle(x: Tensor, factor: int) -> Tensor:
+    """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
+    if factor == 1:
+        return x
+    windows = cut_windows(x, factor)
+    halves = windows.is_cuda and windows.element_size() == _HALF_BYTES
+    moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
+    return batch_first(moved.flatten(2, 4))
+
+
+def flatten_pixels(x: Tensor) -> Tensor:
+    """Return (b, c, h, w) as (b, h w c), pixel by pixel."""
+    return batch_first(batch_last(x).flatten(0, -2))
+
+
+def l2_norm_pool(x: Tensor, patch: int) -> Tensor:
+    """Return the l2 norm of each channel over patch x patch windows."""
+    return batch_first(torch.linalg.vector_norm(cut_windows(x, patch), dim=(1, 3)))
+
+
+def max_pool(x: Tensor, patch: int) -> Tensor:
+    """Return the largest number of each channel in every patch x patch window."""
+    return batch_first(torch.amax(cut_windows(x, patch), dim=(1, 3)))
+
+
 class PixelUnshuffle(LipschitzLayer):
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
 
@@ -53,16 +78,11 @@ class PixelUnshuffle(LipschitzLayer):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.factor == 1:
-            return x
-        windows = cut_windows(x, self.factor)
-        halves = windows.is_cuda and windows.element_size() == _HALF_BYTES
-        moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
-        return batch_first(moved.flatten(2, 4))
+        return unshuffle(x, self.factor)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        c, h, w = shape
-        return exact(self.forward, (c * self.factor**2, h // self.factor, w // self.factor))
+        (c, h, w), factor = shape, self.factor
+        return exact(lambda x: unshuffle(x, factor), (c * factor**2, h // factor, w // factor))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
@@ -72,10 +92,10 @@ class Flatten(LipschitzLayer):
     """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return batch_first(batch_last(x).flatten(0, -2))
+        return flatten_pixels(x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return exact(self.forward, (int(torch.Size(shape).numel()),))
+        return exact(flatten_pixels, (int(torch.Size(shape).numel()),))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
@@ -94,14 +114,16 @@ class L2NormPool(LipschitzLayer):
         self.patch = patch
 
     def forward(self, x: Tensor) -> Tensor:
-        return batch_first(torch.linalg.vector_norm(cut_windows(x, self.patch), dim=(1, 3)))
+        return l2_norm_pool(x, self.patch)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        c, h, w = shape
+        (c, h, w), patch = shape, self.patch
         # Squares, their sum and the root: relative error gamma_{p^2 + 2}. Squares below 2^-1022 vanish, roots of them
         # do not.
-        apply, shape_out = self.forward, (c, h // self.patch, w // self.patch)
-        return ProvedMap(apply, shape_out, 1.0, gain=gamma(self.patch**2 + 2), offset=NORM_UNDERFLOW)
+        shape_out = (c, h // patch, w // patch)
+        return ProvedMap(
+            lambda x: l2_norm_pool(x, patch), shape_out, 1.0, gain=gamma(patch**2 + 2), offset=NORM_UNDERFLOW
+        )
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0
@@ -117,11 +139,11 @@ class MaxPool(LipschitzLayer):
         self.patch = patch
 
     def forward(self, x: Tensor) -> Tensor:
-        return batch_first(torch.amax(cut_windows(x, self.patch), dim=(1, 3)))
+        return max_pool(x, self.patch)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        c, h, w = shape
-        return exact(self.forward, (c, h // self.patch, w // self.patch))
+        (c, h, w), patch = shape, self.patch
+        return exact(lambda x: max_pool(x, patch), (c, h // patch, w // patch))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0

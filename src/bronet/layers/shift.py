@@ -46,7 +46,8 @@ class Normalization(LipschitzLayer):
         size = float(torch.linalg.vector_norm(mean)) * (shape[1] * shape[2]) ** 0.5
         # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
         gain, offset = gamma(3) / self.std, gamma(3) * size / self.std + UNDERFLOW
-        apply = lambda x: (x - _column(mean, x)) / self.std  # noqa: E731
+        std = self.std
+        apply = lambda x: (x - _column(mean, x)) / std  # noqa: E731
         return ProvedMap(apply, shape, self.lipschitz_bound(), up(gain), up(offset))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import DenseDFT, Window, real_dft
 from bronet.ortho.real_form import Windows
@@ -81,35 +81,24 @@ class ECOConv2d(DerivedLayer[Tensor]):
         k = self.kernel_size
         basis = real_dft(Window((k, k), (k, k)), dense=True, dtype=W.dtype, device=x.device)
         assert isinstance(basis, DenseDFT)
-        return self._on_lattices(x, self._cut(W), basis)
+        return on_lattices(x, self._shrunk(W), basis, k)
 
-    def _cut(self, W: Tensor) -> Tensor:
+    def _shrunk(self, W: Tensor) -> Tensor:
         rows = rows_of_channels(W, self.out_channels)
         return rows_of_channels(rows.mT, self.in_channels).mT
-
-    def _on_lattices(self, x: Tensor, W: Tensor, basis: DenseDFT) -> Tensor:
-        """Return D' W D of every k x k lattice of pixels that lie h/k and w/k apart."""
-        b, c, h, w = x.shape
-        k = self.kernel_size
-        H, Wd = math.ceil(h / k) * k, math.ceil(w / k) * k
-        x = F.pad(x, (0, Wd - w, 0, H - h))
-        lattices = x.unflatten(3, (k, Wd // k)).unflatten(2, (k, H // k))  # b c k dh k dw
-        pixels = lattices.permute(2, 4, 1, 3, 5, 0).reshape(k * k, c, -1)
-        y = basis.synthesis(W @ basis.analysis(pixels)).view(k, k, self.out_channels, H // k, Wd // k, b)
-        return y.permute(5, 2, 0, 3, 1, 4).reshape(b, self.out_channels, H, Wd)[..., :h, :w]
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.image_channels, "ECOConv2d", images=True)
         stride, k = self.unshuffle.factor, self.kernel_size
         frame = FourierFrame.of(Windows.of((k, k), 0, keep_padding=False), self.weight.device, dense=True)
         with torch.no_grad():
-            W = self._cut(self.derive(torch.float64))
+            W = self._shrunk(self.derive(torch.float64))
         basis = frame.source
         assert isinstance(basis, DenseDFT)
         norm = largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
         size = (shape[1] // stride, shape[2] // stride)
-        apply = lambda x: self._on_lattices(self.unshuffle(x), W, basis)  # noqa: E731
+        apply = lambda x: on_lattices(unshuffle(x, stride), W, basis, k)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
@@ -122,3 +111,15 @@ class ECOConv2d(DerivedLayer[Tensor]):
             f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.unshuffle.factor}"
         )
+
+
+def on_lattices(x: Tensor, W: Tensor, basis: DenseDFT, k: int) -> Tensor:
+    """Return D' W D of every k x k lattice of pixels that lie h/k and w/k apart."""
+    b, c, h, w = x.shape
+    out_channels = W.shape[-2] // 2  # real blocks: real rows, then imaginary ones
+    H, Wd = math.ceil(h / k) * k, math.ceil(w / k) * k
+    x = F.pad(x, (0, Wd - w, 0, H - h))
+    lattices = x.unflatten(3, (k, Wd // k)).unflatten(2, (k, H // k))  # b c k dh k dw
+    pixels = lattices.permute(2, 4, 1, 3, 5, 0).reshape(k * k, c, -1)
+    y = basis.synthesis(W @ basis.analysis(pixels)).view(k, k, out_channels, H // k, Wd // k, b)
+    return y.permute(5, 2, 0, 3, 1, 4).reshape(b, out_channels, H, Wd)[..., :h, :w]

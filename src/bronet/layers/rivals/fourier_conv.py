@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.residual import IdentityResidual
 from bronet.layers.rivals.arguments import require_convolution, require_size
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.real_form import Windows
@@ -120,7 +120,7 @@ class FourierConv2d(DerivedLayer[Tensor]):
             W = real_blocks(self.orthogonalize(V))
         remark, norm = self.remark(W), largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
-        apply = lambda x: apply_spectrum(self.unshuffle(x), W, frame.source)  # noqa: E731
+        apply = lambda x: apply_spectrum(unshuffle(x, stride), W, frame.source)  # noqa: E731
         proved = linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
         return replace(proved, remark=remark)
 

@@ -10,6 +10,11 @@ from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma
 
 
+def scaled_mean_pool(x: Tensor, patch: int) -> Tensor:
+    """Return the sum over patch x patch windows divided by `patch`."""
+    return batch_first(torch.sum(cut_windows(x, patch), dim=(1, 3)) / patch)
+
+
 class ScaledMeanPool(LipschitzLayer):
     """The sum over patch x patch windows divided by `patch`: the product with a unit vector for every window."""
 
@@ -20,14 +25,14 @@ class ScaledMeanPool(LipschitzLayer):
         self.patch = patch
 
     def forward(self, x: Tensor) -> Tensor:
-        return batch_first(torch.sum(cut_windows(x, self.patch), dim=(1, 3)) / self.patch)
+        return scaled_mean_pool(x, self.patch)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        c, h, w = shape
+        (c, h, w), patch = shape, self.patch
         # p^2 - 1 additions, and a division that some devices compute as a product with 1 / p: two roundings. The norm
         # of the absolute values is one as well.
-        gain = gamma(self.patch**2 + 1)
-        return ProvedMap(self.forward, (c, h // self.patch, w // self.patch), 1.0, gain, UNDERFLOW)
+        gain, apply = gamma(patch**2 + 1), lambda x: scaled_mean_pool(x, patch)
+        return ProvedMap(apply, (c, h // patch, w // patch), 1.0, gain, UNDERFLOW)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return 1.0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
 from bronet.layers.rivals.spatial_conv import convolve_kept_size
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.reflector import embed_channels
 from bronet.proof.convolution import absolute_convolution_norm
 from bronet.proof.proved_map import ProvedMap
@@ -94,12 +94,13 @@ class PotentialConv2d(DerivedLayer[Tensor]):
             U, norm = self.bounded_kernel(size)
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
         adjoint, bias = _adjoint(U), self.bias.detach().double().clone()
+        inner, outer, circular = self.channels, self.out_channels, self.circular
 
         def apply(x: Tensor) -> Tensor:
-            x = embed_channels(self.unshuffle(x), self.channels, dim=1)
-            hidden = F.relu(patch_convolution(x, U, circular=self.circular) + bias[:, None, None])
-            y = x - 2 * patch_convolution(hidden, adjoint, circular=self.circular)
-            return y[:, : self.out_channels]
+            x = embed_channels(unshuffle(x, stride), inner, dim=1)
+            hidden = F.relu(patch_convolution(x, U, circular=circular) + bias[:, None, None])
+            y = x - 2 * patch_convolution(hidden, adjoint, circular=circular)
+            return y[:, :outer]
 
         shift = up(float(bias.norm()) * (size[0] * size[1]) ** 0.5)
         gain, offset = _rounding(U, norm, shift)

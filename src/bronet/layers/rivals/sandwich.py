@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.rivals.fourier_conv import GridKey, apply_spectrum
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.cayley import cayley
 from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import is_dense, real_dft
@@ -104,7 +104,7 @@ class SandwichConv2d(DerivedLayer[Halves]):
         lipschitz = up(both**2 / 2 * frame.norm**4)
 
         def apply(x: Tensor) -> Tensor:
-            hidden = F.relu(apply_spectrum(self.unshuffle(x), into, frame.source) + shift)
+            hidden = F.relu(apply_spectrum(unshuffle(x, stride), into, frame.source) + shift)
             return apply_spectrum(hidden, out, frame.source)
 
         first = [*frame.analysis(), Product(both, absolute_norm(into), into.shape[-1]), *frame.synthesis()]

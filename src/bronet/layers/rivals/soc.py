@@ -14,7 +14,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
 from bronet.layers.rivals.spatial_conv import convolve_kept_size
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.skew import largest_skew_norm, reshapings, skew_kernel
 from bronet.proof.convolution import absolute_convolution_norm
@@ -113,13 +113,14 @@ class SOCConv2d(DerivedLayer[Tensor]):
         with torch.no_grad():
             kernel = self.derive(torch.float64)
         s, terms = skew_norm(kernel), self.evaluation_terms
+        channels, circular = self.out_channels, self.circular
 
         def apply(x: Tensor) -> Tensor:
-            term = total = embed_channels(self.unshuffle(x), c, dim=1)
+            term = total = embed_channels(unshuffle(x, stride), c, dim=1)
             for j in range(1, terms):
-                term = patch_convolution(term, kernel, circular=self.circular) / j
+                term = patch_convolution(term, kernel, circular=circular) / j
                 total = total + term
-            return total[:, : self.out_channels]
+            return total[:, :channels]
 
         length = c * self.kernel_size**2
         gain = _series_gain(s, absolute_convolution_norm(kernel), length, terms)

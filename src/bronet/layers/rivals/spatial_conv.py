@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
-from bronet.layers.shape import PixelUnshuffle
+from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.proof.convolution import absolute_convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.spatial import kept_size_norm, pad_edges, patch_convolution
@@ -62,7 +62,8 @@ class SpatialConv2d(DerivedLayer[Tensor]):
             kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
         norm = self.kernel_norm(kernel, size)
         products = [Product(norm, absolute_convolution_norm(kernel), kernel[0].numel())]
-        apply = lambda x: patch_convolution(self.unshuffle(x), kernel, circular=self.circular)  # noqa: E731
+        circular = self.circular
+        apply = lambda x: patch_convolution(unshuffle(x, stride), kernel, circular=circular)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, norm)
 
     def extra_repr(self) -> str:
