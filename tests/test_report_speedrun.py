@@ -93,7 +93,7 @@ def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recip
     wide = replace(
         recipe,
         loss=replace(recipe.loss, emma_eps="144/255"),
-        model=replace(recipe.model, mirrored=True, width=640),
+        model=replace(recipe.model, width=640),
     )
     publish_rows(results / "far", wide, (0.5, 0.4, 0.3, 0.25), seconds=60.0)
     publish_rows(results / "small", named_recipe("cifar10/bronet-s-fast"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
@@ -111,7 +111,6 @@ def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recip
         "50%",
         "edge, photometric",
         f"{recipe.train.epochs} x {recipe.train.batch_size}",
-        "yes",
         "50.0 / 40.0 / 30.0 / 25.0",
         "1 min 0 s",
     ]

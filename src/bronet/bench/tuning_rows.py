@@ -19,7 +19,7 @@ from bronet.bench.row_file import csv_text
 from bronet.errors import BronetError
 from bronet.json_object import read_object
 from bronet.recipe import Recipe, differing_keys
-from bronet.recipe.architecture import NAMED, as_trained
+from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten, to_plain
 from bronet.report.published import BUDGETS
 from bronet.report.tuning import TuningRow, read_tuning
@@ -116,10 +116,9 @@ def _value(value: Any) -> str:
 
 
 def _network(recipe: Recipe) -> str:
-    """Return the name of the network, mirrored or not, or its family and size if it has none."""
-    trained = as_trained(recipe.model)
+    """Return the name of the network, or its family and size if it has none."""
     for name, architecture in NAMED.items():
-        if architecture == trained:
+        if architecture == recipe.model:
             return name
     plain = to_plain(recipe)["model"]
     sizes = [f"{key} {plain[key]}" for key in ("width", "depth") if key in plain]

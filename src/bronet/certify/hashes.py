@@ -26,7 +26,7 @@ def file_hash(path: Path) -> str:
 
 
 def network_hashes(run: RunFolder) -> dict[str, str]:
-    """Return what says which network a run has: the weights alone do not tell whether it is mirrored."""
+    """Return what says which network a run has: its weights, and the recipe that says what they are for."""
     return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
 
 

@@ -83,7 +83,6 @@ class ProvedNetwork:
     layers: tuple[tuple[str, ProvedMap], ...]
     head: ProvedHead
     image_shape: tuple[int, ...]
-    mirrored: bool = False
 
     @property
     def lipschitz(self) -> float:
@@ -103,7 +102,7 @@ class ProvedNetwork:
         x = self._checked(images)
         for _, layer in self.layers:
             x = layer.apply(x)
-        return self._mean(self.head.logits.apply(x))
+        return self.head.logits.apply(x)
 
     @torch.no_grad()
     def certify(self, images: Shaped[Tensor, "b c h w"]) -> Certificate:
@@ -119,10 +118,9 @@ class ProvedNetwork:
     def _conclude(self, x: Tensor, budget: _Budget) -> Certificate:
         """Turn the budgets before the head into a slack for each margin and a slope for each gap."""
         head, size = self.head.logits, _norm_rounded_up(x)
-        seen = head.apply(x)  # of a mirrored network both halves, else the logits
-        logits = self._mean(seen)
+        logits = head.apply(x)
         prediction = logits.argmax(dim=1)
-        gaps = self.head.gaps[prediction].repeat(2 if self.mirrored else 1, 1)
+        gaps = self.head.gaps[prediction]
         # Each logit rounds by gain |h| + offset, at the image and at the point of the ball; two logits make a margin.
         own = head.gain * size + head.offset
         elsewhere = head.gain * (size + budget.at_image + budget.at_ball) + head.offset
@@ -130,28 +128,13 @@ class ProvedNetwork:
         slack = (propagated + 2 * (own + elsewhere)[:, None]) * _TENSOR_SLACK
         growth = head.gain * (budget.lipschitz + budget.ball_slope)
         slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * _TENSOR_SLACK
-        behind = budget.after(head, size)
-        reach = behind.reach
-        if self.mirrored:
-            # The mean of two logits errs by the mean of their errors, and rounds once, by its own size.
-            own = 2 * _norm_rounded_up(seen) + behind.at_image + behind.at_ball
-            slack = self._mean(slack + (2 * gamma(2) * own + 4 * UNDERFLOW)[:, None]) * _TENSOR_SLACK
-            growth = 2 * gamma(2) * (behind.lipschitz + behind.ball_slope)
-            slope = self._mean(slope + growth[:, None]) * _TENSOR_SLACK
-            reach = torch.minimum(*reach.chunk(2))
+        reach = budget.after(head, size).reach
         targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
         targeted = torch.minimum(targeted, reach[:, None])
         targeted = targeted.scatter(1, prediction[:, None], torch.inf)
         runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)
         margin = logits.gather(1, prediction[:, None])[:, 0] - runner_up
         return Certificate(prediction, margin, targeted.amin(dim=1), targeted, slack.amax(dim=1))
-
-    def _mean(self, values: Float[Tensor, "n k"]) -> Float[Tensor, "b k"]:
-        """Return the mean over both halves of a mirrored network's batch, or the values."""
-        if not self.mirrored:
-            return values
-        ahead, mirrored = values.chunk(2)
-        return (ahead + mirrored) / 2
 
     def _checked(self, images: Tensor) -> Tensor:
         if images.ndim != len(self.image_shape) + 1 or tuple(images.shape[1:]) != self.image_shape:
@@ -160,8 +143,7 @@ class ProvedNetwork:
             raise BronetError(f"images must be floating point in [0, 1], got {images.dtype}; divide uint8 by 255")
         if not bool(torch.isfinite(images).all()):
             raise BronetError("images must be finite, got NaN or infinity; such an image has no certificate")
-        images = images.double()
-        return torch.cat((images, images.flip(-1))) if self.mirrored else images
+        return images.double()
 
 
 @torch.no_grad()
@@ -180,7 +162,7 @@ def prove(model: CertifiableModel, image_shape: tuple[int, ...] | None = None) -
     if (len(shape), shape[0]) != (IMAGE_AXES, model.image_shape[0]):
         raise BronetError(f"images must have {model.image_shape[0]} channels and two sides, got shape {shape}")
     layers, head = proved_chain(model.chain(), model.head, shape)
-    return ProvedNetwork(layers, head, shape, model.mirrored)
+    return ProvedNetwork(layers, head, shape)
 
 
 def certified_radius(

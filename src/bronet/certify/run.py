@@ -192,7 +192,7 @@ def soundness_cost(rows: Sequence[Row]) -> Json:
 
 
 def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
-    """Return the proved bound of every layer, and their product; and that the network is mirrored, if it is."""
+    """Return the proved bound of every layer, and their product."""
     table = [
         {
             "name": name,
@@ -203,5 +203,4 @@ def describe(network: ProvedNetwork, layers: dict[str, object]) -> Json:
         }
         for name, proved in network.layers
     ]
-    mirrored = {"mirrored": True} if network.mirrored else {}
-    return {"lipschitz": network.lipschitz, **mirrored, "layers": table}
+    return {"lipschitz": network.lipschitz, "layers": table}

@@ -48,7 +48,7 @@ class BRONet(CertifiableModel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__((spec.channels, spec.height, spec.width), mirrored=architecture.mirrored)
+        super().__init__((spec.channels, spec.height, spec.width))
         self.architecture = a = architecture
         self._device, self._dtype = device, dtype
         self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels, device=device, dtype=dtype)

@@ -15,16 +15,14 @@ from bronet.layers.prepared import prepared
 class CertifiableModel(nn.Module):
     """A chain of Lipschitz layers and a head: images (b, c, h, w) in [0, 1] to logits (b, k).
 
-    Subclasses assign their sections and list them, in order, in `sections`. A `mirrored` network gives, in evaluation,
-    the mean of the logits of an image and of its mirror image, left to right. Mirroring keeps all distances, so no
-    Lipschitz constant changes by it.
+    Subclasses assign their sections and list them, in order, in `sections`.
     """
 
     head: Head
 
-    def __init__(self, image_shape: tuple[int, int, int], *, mirrored: bool = False) -> None:
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.image_shape, self.mirrored = image_shape, mirrored
+        self.image_shape = image_shape
 
     def sections(self) -> list[nn.Module]:
         """Return the parts before the head, in the order of the forward pass."""
@@ -33,12 +31,6 @@ class CertifiableModel(nn.Module):
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         if not images.is_floating_point():
             raise BronetError(f"images must be floating point, got {images.dtype}; divide uint8 by 255")
-        logits = self._logits(images)
-        if self.mirrored and not self.training:
-            logits = (logits + self._logits(images.flip(-1))) / 2
-        return logits
-
-    def _logits(self, images: Tensor) -> Tensor:
         with prepared(self):
             x = images
             for section in self.sections():
@@ -55,8 +47,7 @@ class CertifiableModel(nn.Module):
 
     def require_faithful(self) -> None:
         """Raise where the forward pass may be another than that of the chain: what `prove` reads would not be it."""
-        own = (type(self).forward, type(self)._logits) == (CertifiableModel.forward, CertifiableModel._logits)
-        if not own:
+        if type(self).forward is not CertifiableModel.forward:
             raise BronetError(
                 f"forward of {type(self).__name__} must be that of CertifiableModel, sections and a head, got its own; "
                 "a certificate could not see what it does"

@@ -4,7 +4,7 @@ A description knows no tensors. `bronet.models` turns one into a network for a g
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -27,8 +27,7 @@ class BRONetArchitecture:
     fraction written as text ("1/4"); other layers have none. `padding` and `keep_padding` belong to a BRO backbone too:
     each of its layers adds that many zeros on every side, and takes them off again unless they are kept; without any,
     its convolutions are circular. `regularized_depth` counts Lipschitz-regularised convolutions before the backbone
-    (six on ImageNet). A `mirrored` network is evaluated at an image and at its mirror image, and gives the mean;
-    training does not see it.
+    (six on ImageNet).
     """
 
     family: Literal["bronet"] = "bronet"
@@ -48,7 +47,6 @@ class BRONetArchitecture:
     padding: int = 1
     keep_padding: bool = False
     centring: bool = True
-    mirrored: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
@@ -126,13 +124,6 @@ class StackArchitecture:
 
 
 Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
-
-
-def as_trained(architecture: Architecture) -> Architecture:
-    """Return the architecture as training sees it: not mirrored."""
-    if isinstance(architecture, BRONetArchitecture):
-        return replace(architecture, mirrored=False)
-    return architecture
 
 
 def parse_rank(text: str) -> Fraction:

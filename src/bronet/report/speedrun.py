@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.printed import duration_text
-from bronet.recipe.architecture import as_trained
 from bronet.recipe.catalog import named_recipe
 from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
@@ -103,7 +102,7 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
     _recipe_of(data)  # refuses what has none
     chosen = [run for run in runs if _is_short(run, data) and run.whole]
     chosen.sort(key=_by_network_and_budget)
-    settings = ["width", "EMMA's budget", "teacher", "border, RandAugment", "epochs x batch", "mirrored"]
+    settings = ["width", "EMMA's budget", "teacher", "border, RandAugment", "epochs x batch"]
     cells = [["run", *settings, "clean / 36 / 72 / 108", "training"]]
     for run in chosen:
         train, model, augmentation = run.recipe.train, run.recipe.model, run.recipe.data
@@ -115,7 +114,6 @@ def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
                 f"{run.recipe.loss.teacher:.0%}" if run.recipe.loss.teacher else ABSENT,
                 f"{augmentation.border}, {augmentation.randaugment_ops}",
                 f"{train.epochs} x {train.batch_size}",
-                "no" if as_trained(model) == model else "yes",
                 paper_line(run.statistics),
                 duration_text(run.evidence.training_seconds),
             ]
