@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from bronet.certify.rows import Row, write_rows
 from bronet.recipe import Recipe, to_text
+from bronet.run.rows import Row, write_rows
 
 BUDGETS = (36 / 255, 72 / 255, 108 / 255)
 

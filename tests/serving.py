@@ -15,8 +15,8 @@ import torch
 from bronet.models import build_model
 from bronet.recipe import named_recipe, override
 from bronet.recipe.schema import DataRecipe
-from bronet.train.run_folder import create_run
-from bronet.train.weights import save_weights
+from bronet.run.folder import create_run
+from bronet.run.weights import save_weights
 from bronet.web.served import Gallery, read_cards
 from bronet.web.server import make_server, open_socket
 from bronet.web.worker import Worker
@@ -32,7 +32,9 @@ def make_colour_run(folder: Path) -> Path:
     recipe = override(named_recipe("digits/quickstart"), [entry for entry in SETTINGS if entry.startswith("model.")])
     recipe = replace(recipe, name="colours", data=DataRecipe(name="mine", channels=3, height=8, width=8, classes=3))
     torch.manual_seed(0)
-    save_weights(create_run(folder, recipe).weights, build_model(recipe.model, recipe.data.spec()), recipe=recipe)
+    save_weights(
+        create_run(folder, recipe).weights, build_model(recipe.model, recipe.data.spec()).state_dict(), recipe=recipe
+    )
     return folder
 
 

@@ -14,19 +14,19 @@ from typer.testing import CliRunner
 from bronet import BronetError, prove
 from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.rows import HEADER, AttackRow, read_attack_rows
 from bronet.attack.run import attack_run, summary
 from bronet.attack.target import AttackPlan, Target
-from bronet.certify.hashes import file_hash
-from bronet.certify.rows import read_rows, write_rows
-from bronet.certify.run import certify_run, load_model
+from bronet.certificates.run import certify_run, load_model
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
 from bronet.pretrained.publish import publish
 from bronet.recipe import override, to_text
 from bronet.report.evidence import read_evidence
-from bronet.train import open_run
+from bronet.run.attack_rows import HEADER, AttackRow, read_attack_rows
+from bronet.run.certificate import file_hash
+from bronet.run.folder import open_run
+from bronet.run.rows import read_rows, write_rows
 from tiny_run import train_tiny_run
 
 IMAGES = 24

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from bronet.attack.judge import distances
 from bronet.attack.single import HALVINGS, attack_prediction, drawn_nearer
-from bronet.certify import ProvedNetwork, prove
-from bronet.certify.run import load_model
+from bronet.certificates import ProvedNetwork, prove
+from bronet.certificates.run import load_model
 from bronet.data import load_dataset
 from bronet.models import CertifiableModel
-from bronet.train.run_folder import open_run
+from bronet.run.folder import open_run
 from tiny_run import train_tiny_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,8 +11,8 @@ from bronet import BROConv2d, BronetError, check, convert, create_model, prove
 from bronet.cli import app
 from bronet.foreign.bounds import _SLOPES, bound_of
 from bronet.recipe import named_recipe
-from bronet.train.run_folder import create_run
-from bronet.train.weights import save_weights
+from bronet.run.folder import create_run
+from bronet.run.weights import save_weights
 from jacobian import singular_values
 
 SHAPE = (2, 6, 6)
@@ -144,7 +144,7 @@ def test_a_certifiable_model_shows_its_proof() -> None:
 def test_a_run_is_checked_by_name(tmp_path: Path) -> None:
     recipe = named_recipe("digits/quickstart")
     run = create_run(tmp_path / "run", recipe)
-    save_weights(run.weights, create_model("bronet-digits", dataset="digits"), recipe=recipe)
+    save_weights(run.weights, create_model("bronet-digits", dataset="digits").state_dict(), recipe=recipe)
     done = CliRunner().invoke(app, ["check", str(run.path)])
     assert done.exit_code == 0, done.output
     assert "certifiable: every layer is proved, with its rounding" in done.output

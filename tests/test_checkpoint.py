@@ -16,12 +16,11 @@ from torch import nn
 
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override, to_text
+from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
 from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bronet.train.lookahead import Lookahead
 from bronet.train.optimizer import build_optimizer
 from bronet.train.tally import Tally
-from bronet.train.tensor_file import write_tensors
-from bronet.train.weights import load_weights, read_recipe, save_weights
 
 RECIPE = named_recipe("digits/quickstart")
 
@@ -182,8 +181,8 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_rubbish(checkpoint: Path) 
 def test_weights_return_with_their_recipe(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model, other = small_model(), small_model(seed=1)
-    save_weights(path, model, recipe=RECIPE)
-    assert read_recipe(path) == RECIPE
+    save_weights(path, model.state_dict(), recipe=RECIPE)
+    assert stored_recipe(path) == RECIPE
     load_weights(path, other)
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
@@ -191,7 +190,7 @@ def test_weights_return_with_their_recipe(tmp_path: Path) -> None:
 
 def test_weights_can_be_read_by_whoever_may_read_other_new_files(tmp_path: Path) -> None:
     path, other = tmp_path / "model.safetensors", tmp_path / "other"
-    save_weights(path, small_model(), recipe=RECIPE)
+    save_weights(path, small_model().state_dict(), recipe=RECIPE)
     other.touch()
     assert path.stat().st_mode == other.stat().st_mode
 
@@ -199,7 +198,7 @@ def test_weights_can_be_read_by_whoever_may_read_other_new_files(tmp_path: Path)
 def test_weights_may_be_loaded_into_a_model_of_higher_precision(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model = small_model()
-    save_weights(path, model, recipe=RECIPE)
+    save_weights(path, model.state_dict(), recipe=RECIPE)
     double = small_model(seed=1).double()
     load_weights(path, double)
     assert torch.equal(double.state_dict()["0.weight"], model.state_dict()["0.weight"].double())

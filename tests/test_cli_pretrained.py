@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from bronet.certify.hashes import SEAL, sealed
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.models import build_model
@@ -15,8 +14,9 @@ from bronet.pretrained.publish import publish
 from bronet.pretrained.record import published_text
 from bronet.recipe import named_recipe, override
 from bronet.report.evidence import read_evidence
-from bronet.train import save_weights
-from bronet.train.run_folder import create_run
+from bronet.run.certificate import SEAL, sealed
+from bronet.run.folder import create_run
+from bronet.run.weights import save_weights
 from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"
@@ -38,7 +38,7 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cifar10")
     recipe = override(named_recipe("cifar10/lipconvnet-5-32"), ["model.width=4"])
     run = create_run(folder / "run", recipe)
-    save_weights(run.weights, build_model(recipe.model, recipe.data.spec()), recipe=recipe)
+    save_weights(run.weights, build_model(recipe.model, recipe.data.spec()).state_dict(), recipe=recipe)
     return save_pretrained(run.path, folder / "untrained")
 
 

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from bronet.certify.run import certify_run
+from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.layers.rivals import LOTConv2d
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec
-from bronet.train.run_folder import create_run
-from bronet.train.weights import save_weights
+from bronet.run.folder import create_run
+from bronet.run.weights import save_weights
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -75,7 +75,7 @@ def test_certificate_and_info_tell_that_lot_has_not_converged(tmp_path: Path) ->
     last = [layer for layer in model.modules() if isinstance(layer, LOTConv2d)][-1]
     nn.init.kaiming_normal_(last.weight, generator=torch.Generator().manual_seed(0))
     run_folder = create_run(tmp_path / "run", recipe)
-    save_weights(run_folder.weights, model, recipe=recipe)
+    save_weights(run_folder.weights, model.state_dict(), recipe=recipe)
     certify_run(run_folder.path, limit=2)
     status, output = run("info", str(run_folder.path))
     assert status == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from bronet.certify.hashes import SEAL
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.cli.quickstart import RECIPE_NAME
-from bronet.printed import duration_text
+from bronet.run.certificate import SEAL
+from bronet.wording import duration_text
 from generated_images import class_folders
 from torchrun import together
 
@@ -117,7 +117,7 @@ def test_certifying_that_is_interrupted_is_done_by_resuming(
     folder = tmp_path / "run"
     words = ["train", RECIPE_NAME, "--out", str(folder), "--device", "cpu", "--certify", *settings(*SHRUNK, *SHORT)]
     with monkeypatch.context() as patched:
-        patched.setattr("bronet.certify.run.certify_run", interrupted)
+        patched.setattr("bronet.certificates.run.certify_run", interrupted)
         assert terminal.invoke(app, words).exit_code == ExitStatus.CTRL_C
     assert not (folder / "certificate.json").exists()
     record = (folder / "record.json").read_bytes()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from bronet import BronetError, build_model, prove
-from bronet.certify.run import certify_run, load_model
+from bronet.certificates.run import certify_run, load_model
 from bronet.cli import app
 from bronet.data import load_dataset
 from bronet.export import Format, export_model, onnx_file
@@ -26,7 +26,7 @@ from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train import open_run
+from bronet.run.folder import open_run
 from tiny_run import train_tiny_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bronet
-from bronet.certify import prove
+from bronet.certificates import prove
 from bronet.recipe.architecture import NAMED
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bronet import BronetError
-from bronet.attack.rows import read_facts
-from bronet.certify.verify import read_certificate
-from bronet.json_object import MOST_DIGITS, read_object
+from bronet.certificates.verify import read_certificate
+from bronet.files import MOST_DIGITS, read_object
 from bronet.report.evidence import read_evidence
+from bronet.run.attack_rows import read_facts
 
 HOSTILE = {
     "empty": (b"", "must be JSON"),

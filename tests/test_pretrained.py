@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 
 import bronet
 from bronet import BronetError
-from bronet.certify.hashes import file_hash
-from bronet.certify.rows import read_rows
-from bronet.certify.run import certify_run, load_model
-from bronet.certify.verify import verify_run
+from bronet.certificates.run import certify_run, load_model
+from bronet.certificates.verify import verify_run
 from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
 from bronet.pretrained.find import package_home
 from bronet.recipe import override, to_text
-from bronet.train import open_run
+from bronet.run.certificate import file_hash
+from bronet.run.folder import open_run
+from bronet.run.rows import read_rows
 from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"

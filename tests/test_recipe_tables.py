@@ -22,8 +22,8 @@ from bronet.recipe import (
     sweep_names,
 )
 from bronet.recipe.architecture import parse_rank
+from bronet.run.folder import create_run
 from bronet.train.loop import fit
-from bronet.train.run_folder import create_run
 
 OWN = ("digits/quickstart", "cifar10/bronet-small")
 SWEPT = [member.name for name in sweep_names() for member in named_sweep(name).members()]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bronet.certify.rows import Row, write_rows
 from bronet.errors import BronetError
-from bronet.printed import bound_text
 from bronet.report import ReportPaths, write_report
 from bronet.report.evidence import read_evidence
 from bronet.report.margins import draw_margins, signed_margins
 from bronet.report.table import csv_table, json_summary, markdown_table, summarize, terminal_table
+from bronet.run.rows import Row, write_rows
+from bronet.wording import bound_text
 
 CERTIFICATE = {
     "data": "digits",

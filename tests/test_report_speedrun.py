@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bronet.attack.rows import read_attack_rows, write_attack_rows
 from bronet.attack.run import attack_run
 from bronet.attack.target import AttackPlan
-from bronet.certify.rows import read_rows, write_rows
-from bronet.certify.run import certify_run
+from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
@@ -23,6 +21,8 @@ from bronet.report.fill import every_run
 from bronet.report.paper import paper_table, reproduced
 from bronet.report.published import published_runs
 from bronet.report.speedrun import RECIPES, knob_table, speedrun_table
+from bronet.run.attack_rows import read_attack_rows, write_attack_rows
+from bronet.run.rows import read_rows, write_rows
 from markdown_cells import cells_of
 from published_rows import publish_rows
 from tiny_run import train_tiny_run

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bronet.certify.rows import Row
 from bronet.errors import BronetError
 from bronet.report.curve import certified_curve, draw_curve, figure_bytes
 from bronet.report.statistics import certified_accuracy, compute_statistics, radius_distribution
+from bronet.run.rows import Row
 
 PNG_SIGNATURE, PDF_SIGNATURE = b"\x89PNG\r\n", b"%PDF-"
 

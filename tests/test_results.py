@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bronet.certify.hashes import SEAL, file_hash, sealed
-from bronet.certify.verify import read_certificate
+from bronet.certificates.verify import read_certificate
 from bronet.recipe import from_text
 from bronet.recipe.architecture import BRONetArchitecture
 from bronet.report.tuning import read_tuning
+from bronet.run.certificate import SEAL, file_hash, sealed
 
 RESULTS = Path(__file__).parents[1] / "results"
 UNSEALED = RESULTS / "precision" / "bf16" / "certificate.json"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bronet.atomic import replace_bytes
-from bronet.certify.rows import HEADER, Row, read_rows, write_rows
 from bronet.errors import BronetError
+from bronet.files import replace_bytes
+from bronet.run.rows import HEADER, Row, read_rows, write_rows
 
 
 def _row(index: int = 0, *, label: int = 1, prediction: int = 1, radius: float = 0.1) -> Row:

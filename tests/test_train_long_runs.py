@@ -11,14 +11,14 @@ from bronet.errors import BronetError
 from bronet.layers import LipschitzRegularizedConv2d
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_budget
+from bronet.run.folder import create_run
+from bronet.run.weights import FORMAT_KEY
 from bronet.train.average import POWER_STEPS, WeightAverage
 from bronet.train.diagnosis import Snapshot, find_bad_layer
 from bronet.train.kept_checkpoints import older_checkpoints
 from bronet.train.loop import fit
 from bronet.train.processes import Processes
 from bronet.train.run import RunOptions, train
-from bronet.train.run_folder import create_run
-from bronet.train.tensor_file import FORMAT_KEY
 from bronet.train.training_set import open_training
 from bronet.train.validation import validate
 from tiny_run import build, digits, tiny_recipe

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe import BRONetArchitecture, Recipe
+from bronet.run.folder import RunFolder, create_run, open_run
+from bronet.run.weights import load_weights, stored_recipe
 from bronet.train.interrupt import Interrupted, stop_requests
 from bronet.train.loop import fit
 from bronet.train.run import train
-from bronet.train.run_folder import RunFolder, create_run, open_run
 from bronet.train.training_set import held_out_set, training_set
-from bronet.train.weights import load_weights, read_recipe
 from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, tiny_recipe
 
 CHANCE = 0.1
@@ -96,7 +96,7 @@ def test_training_learns_and_writes_the_run_folder(tmp_path: Path) -> None:
     assert log[-1]["accuracy"] > 3 * CHANCE > log[0]["accuracy"]
     assert 0 <= log[-1]["certified_accuracy"] <= log[-1]["accuracy"]
     assert json.loads(run.record.read_text())["seconds"] > 0
-    assert open_run(run.path).recipe() == read_recipe(run.weights) == recipe
+    assert open_run(run.path).recipe() == stored_recipe(run.weights) == recipe
     load_weights(run.weights, build(recipe))
 
 

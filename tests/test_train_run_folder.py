@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bronet.certify.run import certify_run
+from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.train import run_folder, train
-from bronet.train.run_folder import create_run, describe_run, open_run
+from bronet.run import provenance
+from bronet.run.folder import create_run, open_run
+from bronet.run.provenance import describe_run
+from bronet.train import train
 from generated_images import class_folders
 
 RECIPE = named_recipe("digits/quickstart")
@@ -86,10 +88,10 @@ def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_its_repository_may_be_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "run_folder.py"))
-    assert run_folder.source_commit() is None
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.source_commit() is None
     monkeypatch.setenv("BRONET_COMMIT", "747be9b")
-    assert run_folder.source_commit() == "747be9b"
+    assert provenance.source_commit() == "747be9b"
 
 
 def test_a_run_remembers_the_names_of_its_own_classes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bronet.train.run_folder import open_run
+from bronet.run.folder import open_run
 
 LONG = 100_000
 SCRIPT = f"""

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, override
+from bronet.run.folder import create_run
 from bronet.train.interrupt import Interrupted
 from bronet.train.loop import fit
 from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.run import train
-from bronet.train.run_folder import create_run
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.teacher import Lesson, Teacher, lessons, new_teacher

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bronet import BronetError
-from bronet.certify.hashes import file_hash, sealed
-from bronet.certify.rows import read_rows, write_rows
-from bronet.certify.run import certify_run
-from bronet.certify.verify import verify_run
+from bronet.certificates.run import certify_run
+from bronet.certificates.verify import verify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.report.evidence import read_evidence
+from bronet.run.certificate import file_hash, sealed
+from bronet.run.rows import read_rows, write_rows
 from tiny_run import train_tiny_run
 
 IMAGES = 60

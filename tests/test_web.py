@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bronet.certify import certified_radius
-from bronet.certify.rows import read_rows
-from bronet.certify.run import certify_run, load_model
+from bronet.certificates import certified_radius
+from bronet.certificates.run import certify_run, load_model
 from bronet.errors import BronetError
-from bronet.train.run_folder import open_run
+from bronet.run.folder import open_run
+from bronet.run.rows import read_rows
 from bronet.web import answers
 from bronet.web.page import build_page
 from bronet.web.served import read_cards

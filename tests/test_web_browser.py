@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bronet.certify.run import certify_run
+from bronet.certificates.run import certify_run
 from browser import CHROMIUM, WITHOUT, Tab, open_tab
 from serving import Site, make_colour_run, serving
 from tiny_run import train_tiny_run

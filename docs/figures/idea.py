@@ -22,7 +22,7 @@ from point_networks import (
 )
 from torch import Tensor, nn
 
-from bronet.certify import prove
+from bronet.certificates import prove
 from bronet.layers import Bias, BROLinear, MaxMin
 
 LAYERS = 4

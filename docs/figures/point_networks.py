@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bronet.certify import prove
+from bronet.certificates import prove
 from bronet.layers import Bias, BROLinear, Flatten, LastLayerNormalized, MaxMin
 from bronet.losses import emma
 from bronet.models import CertifiableModel

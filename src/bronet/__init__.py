@@ -12,8 +12,8 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from bronet import losses as losses
     from bronet.attack import l2_pgd as l2_pgd
-    from bronet.certify import certified_radius as certified_radius
-    from bronet.certify import prove as prove
+    from bronet.certificates import certified_radius as certified_radius
+    from bronet.certificates import prove as prove
     from bronet.foreign import check as check
     from bronet.foreign import convert as convert
     from bronet.layers import BROConv2d as BROConv2d
@@ -42,14 +42,14 @@ _HOMES = {
     "LipschitzRegularizedConv2d": "bronet.layers",
     "MaxMin": "bronet.layers",
     "build_model": "bronet.models",
-    "certified_radius": "bronet.certify",
+    "certified_radius": "bronet.certificates",
     "check": "bronet.foreign",
     "convert": "bronet.foreign",
     "create_model": "bronet.models",
     "frozen": "bronet.layers",
     "l2_pgd": "bronet.attack",
     "load_pretrained": "bronet.pretrained",
-    "prove": "bronet.certify",
+    "prove": "bronet.certificates",
     "save_pretrained": "bronet.pretrained",
 }
 _ROOMS = (

@@ -33,7 +33,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bronet.certify import prove
+from bronet.certificates import prove
 from bronet.data import ImageSet, generator_for, load_dataset
 from bronet.errors import BronetError
 from bronet.losses import logit_annealing, ramp

@@ -14,7 +14,16 @@ import torch
 
 from bronet.attack.auto import require_autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.rows import (
+from bronet.attack.target import AttackPlan, Target
+from bronet.certificates.network import prove
+from bronet.certificates.run import CertificateFiles, load_model
+from bronet.data import ImageSet, load_images
+from bronet.errors import BronetError
+from bronet.files import Json, read_object
+from bronet.layers import frozen
+from bronet.radius import implied_radius
+from bronet.recipe.schema import parse_budget
+from bronet.run.attack_rows import (
     AttackRow,
     count_rows,
     read_attack_rows,
@@ -22,18 +31,9 @@ from bronet.attack.rows import (
     write_attack_rows,
     write_facts,
 )
-from bronet.attack.target import AttackPlan, Target
-from bronet.certify.hashes import images_hash, network_hashes
-from bronet.certify.network import prove
-from bronet.certify.rows import read_rows
-from bronet.certify.run import CertificateFiles, load_model
-from bronet.data import ImageSet, load_images
-from bronet.errors import BronetError
-from bronet.json_object import Json, read_object
-from bronet.layers import frozen
-from bronet.radius import implied_radius
-from bronet.recipe.schema import parse_budget
-from bronet.train.run_folder import RunFolder, open_run
+from bronet.run.certificate import images_hash, network_hashes
+from bronet.run.folder import RunFolder, open_run
+from bronet.run.rows import read_rows
 
 Progress = Callable[[int], None]
 

@@ -19,13 +19,13 @@ from bronet.attack.pgd import l2_pgd, linf_pgd
 from bronet.attack.preflight import preflight
 from bronet.attack.recorded import recorded
 from bronet.attack.round_numbers import in_round_numbers
-from bronet.attack.rows import AttackRow
-from bronet.certify.network import Certificate, ProvedNetwork
+from bronet.certificates.network import Certificate, ProvedNetwork
 from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.ortho.precision import float32_products
 from bronet.recipe.schema import check_seed, parse_budget
+from bronet.run.attack_rows import AttackRow
 
 AttackName = Literal["autoattack", "pgd"]
 PREFLIGHT_IMAGES = 64

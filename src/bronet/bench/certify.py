@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from bronet.bench.timing import GIB, TimingRow, device_name
-from bronet.certify.network import prove
+from bronet.certificates.network import prove
 from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe

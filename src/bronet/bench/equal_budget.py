@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bronet.bench.layers import first_line
 from bronet.bench.timed_training import Budget, train_for
-from bronet.certify import prove
+from bronet.certificates import prove
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from bronet.atomic import replace_bytes
 from bronet.bench.layer import LayerShape
 from bronet.bench.scaling import at, exponent, floor_ms
 from bronet.bench.timing import TimingRow
+from bronet.files import replace_bytes
 from bronet.report.curve import LIGHT, figure_bytes
 
 

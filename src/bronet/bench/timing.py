@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from bronet.atomic import replace_bytes
 from bronet.bench.row_file import csv_text
+from bronet.files import replace_bytes
 from bronet.layers.streams import Beside
 
 WARM_UP = 3

@@ -14,16 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bronet.atomic import replace_text
 from bronet.bench.row_file import csv_text
 from bronet.errors import BronetError
-from bronet.json_object import read_object
+from bronet.files import read_object, replace_text
 from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten, to_plain
 from bronet.report.published import BUDGETS
 from bronet.report.tuning import TuningRow, read_tuning
-from bronet.train.run_folder import RunFolder, open_run
+from bronet.run.folder import RunFolder, open_run
 
 NAME_KEY = "name"
 """What a recipe is called changes nothing."""

@@ -186,7 +186,7 @@ def _write(
 ) -> None:
     """Write rows and pictures, each file whole."""
     from bronet.analyze.rows_file import csv_text
-    from bronet.atomic import replace_bytes
+    from bronet.files import replace_bytes
     from bronet.report.curve import figure_bytes
 
     contents = {

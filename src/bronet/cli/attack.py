@@ -81,7 +81,7 @@ def attack(
     from bronet.attack.target import AttackPlan
     from bronet.cli.console import counting, open_console, say
     from bronet.data import load_images
-    from bronet.train import open_run
+    from bronet.run.folder import open_run
 
     console = open_console()
     run = run_folder(run)

@@ -44,11 +44,11 @@ def layers(
 
     from rich.table import Table
 
-    from bronet.atomic import replace_text
     from bronet.bench import layer_figures, layers
     from bronet.bench.row_file import csv_text, json_text
     from bronet.cli.console import open_console, say
     from bronet.cli.options import device_name
+    from bronet.files import replace_text
 
     sweep = layers.PAPER if paper else layers.Sweep()
     sweep = replace(
@@ -107,12 +107,12 @@ def equal_budget(
     """
     from rich.table import Table
 
-    from bronet.atomic import replace_text
     from bronet.bench import equal_budget as bench
     from bronet.bench.row_file import csv_text, json_text
     from bronet.bench.timed_training import Budget
     from bronet.cli.console import open_console, say
     from bronet.cli.options import device_name
+    from bronet.files import replace_text
 
     budget = Budget(seconds=seconds) if steps is None else Budget(steps=steps)
     kinds = tuple(layer) if layer else bench.ALL_KINDS
@@ -149,7 +149,7 @@ def _facts() -> dict[str, object]:
 
     from bronet.__about__ import __version__
     from bronet.cli.options import typed_command
-    from bronet.train.run_folder import source_commit
+    from bronet.run.provenance import source_commit
 
     versions = {"bronet": __version__, "torch": torch.__version__}
     return {"command": typed_command(), "commit": source_commit(), "versions": versions}
@@ -157,7 +157,7 @@ def _facts() -> dict[str, object]:
 
 def _write(folder: Path, texts: dict[str, str], figures: "dict[str, Figure]") -> list[Path]:
     """Write text files, and each figure as PNG, and return the paths."""
-    from bronet.atomic import replace_bytes
+    from bronet.files import replace_bytes
     from bronet.report.curve import figure_bytes
 
     contents = {folder / name: text.encode() for name, text in texts.items()}

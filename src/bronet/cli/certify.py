@@ -80,7 +80,7 @@ def certify(
     `bronet verify` checks them later. A pretrained network is copied to a run folder first.
     """
     from bronet.cli.console import open_console, say
-    from bronet.train import open_run
+    from bronet.run.folder import open_run
 
     named = run or pretrained
     if named is None or (run and pretrained):
@@ -135,10 +135,10 @@ def certify_folder(
     command: str,
 ) -> None:
     """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
-    from bronet.certify.run import certify_run
+    from bronet.certificates.run import certify_run
     from bronet.cli.console import counting
     from bronet.recipe import parse_budget
-    from bronet.train import open_run
+    from bronet.run.folder import open_run
 
     for radius in eps:
         parse_budget(radius, name="--eps")

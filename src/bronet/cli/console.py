@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bronet.printed import bound_text
 from bronet.report.evidence import Evidence
 from bronet.report.table import Summary, number_text, percent, terminal_table
+from bronet.wording import bound_text
 
 PIPE_WIDTH = 200
 """Columns where the output is no terminal: wide enough that no number is cut."""

@@ -36,7 +36,7 @@ def export(
     """
     from bronet.cli.console import facts_table, open_console, say
     from bronet.export import Format, export_run
-    from bronet.printed import bound_text
+    from bronet.wording import bound_text
 
     done = export_run(run_folder(run), format=Format(format.value), out=out)
     size = done.path.stat().st_size / 2**20

@@ -11,7 +11,7 @@ from bronet.__about__ import __version__
 from bronet.cli.options import DataDirOption, command_for
 
 if TYPE_CHECKING:
-    from bronet.train import RunFolder
+    from bronet.run.folder import RunFolder
 
 Facts = list[tuple[str, str]]
 
@@ -42,7 +42,7 @@ def info(
 def _facts(run: Path) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
     from bronet.pretrained import find_network
-    from bronet.train import open_run
+    from bronet.run.folder import open_run
 
     network = find_network(run)
     if network.weights_sha256 is None:
@@ -114,7 +114,7 @@ def _contents(run: "RunFolder") -> Facts:
     facts += _remarks(run) if rows else []
     facts += [("report", str(page) if page.exists() else _to_come(run, "report"))]
     if run.record.exists():
-        from bronet.json_object import read_object
+        from bronet.files import read_object
 
         facts += _recorded(read_object(run.record))
     return facts

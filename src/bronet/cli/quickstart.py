@@ -54,7 +54,7 @@ def quickstart(
 
 def _refuse_other_runs(folder: Path) -> None:
     """Only a quick start may be replaced without asking."""
-    from bronet.train import RunFolder
+    from bronet.run.folder import RunFolder
 
     run = RunFolder(folder)
     if run.recipe_file.exists() and run.recipe().name != RECIPE_NAME:

@@ -69,7 +69,7 @@ def report(
 
         _write_figure(draw_figure(figure, published), (out or REPORT) / f"figure-{figure}")
     else:
-        from bronet.atomic import replace_text
+        from bronet.files import replace_text
         from bronet.report import cut, tuning
         from bronet.report.fill import filled, read_page
 
@@ -97,7 +97,7 @@ def _report_runs(runs: list[Path], out: Path | None, console: "Console") -> None
 def _write_figure(figure: object, stem: Path) -> None:
     from matplotlib.figure import Figure
 
-    from bronet.atomic import replace_bytes
+    from bronet.files import replace_bytes
     from bronet.report.curve import figure_bytes
 
     assert isinstance(figure, Figure)

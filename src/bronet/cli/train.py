@@ -25,7 +25,8 @@ from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from bronet.recipe import Recipe
-    from bronet.train import RunFolder, RunOptions
+    from bronet.run.folder import RunFolder
+    from bronet.train import RunOptions
 
 
 def train(
@@ -120,7 +121,7 @@ def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: 
     then of this command alone.
     """
     from bronet.cli.console import open_console, say
-    from bronet.printed import duration_text
+    from bronet.wording import duration_text
 
     _give_back_memory()
     console = open_console()
@@ -192,7 +193,7 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
             raise BronetError(
                 f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
             )
-        from bronet.train import open_run
+        from bronet.run.folder import open_run
 
         return override(open_run(path).recipe(), changes), out or path
     try:

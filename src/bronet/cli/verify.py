@@ -24,7 +24,7 @@ def verify(
 
     Compares the hashes of weights, recipe, images and rows, then proves every radius again. Writes nothing.
     """
-    from bronet.certify.verify import read_certificate, verify_run
+    from bronet.certificates.verify import read_certificate, verify_run
     from bronet.cli.console import counting, open_console, say
 
     console = open_console()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bronet.__about__ import __version__
-from bronet.certify.network import ProvedNetwork
+from bronet.certificates.network import ProvedNetwork
 from bronet.errors import BronetError
 
 PIXELS = "float32 in [0, 1]; normalisation is inside the network"

@@ -14,18 +14,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bronet.atomic import replace_file
-from bronet.certify.hashes import file_hash
-from bronet.certify.network import ProvedNetwork, prove
-from bronet.certify.run import CertificateFiles, load_model
-from bronet.certify.verify import read_certificate
+from bronet.certificates.network import ProvedNetwork, prove
+from bronet.certificates.run import CertificateFiles, load_model
+from bronet.certificates.verify import read_certificate
 from bronet.errors import BronetError
 from bronet.export import onnx_file, torch_file
 from bronet.export.facts import ExportFacts
 from bronet.export.frozen_program import frozen_program
+from bronet.files import replace_file
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
-from bronet.train.run_folder import open_run
+from bronet.run.certificate import file_hash
+from bronet.run.folder import open_run
 
 # Images of the comparison, in batches of sizes that tracing did not see.
 _BATCHES = (1, 15)

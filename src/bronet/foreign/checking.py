@@ -22,8 +22,8 @@ from bronet.foreign.steps import Step, is_single, kind_of, output_shape, read_st
 from bronet.layers.base import checked_shape
 from bronet.layers.proving import proved_chain
 from bronet.models import CertifiableModel
-from bronet.printed import bound_text
 from bronet.proof.rounding import up
+from bronet.wording import bound_text
 
 _WIDTH = 110
 _NEUTRAL = 1 + 1e-6

@@ -4,8 +4,8 @@ Its numbers come from certified rows of the same weights, or it says that there 
 """
 
 from bronet.pretrained.config import PretrainedConfig
-from bronet.printed import bound_text
 from bronet.report.table import Summary, number_text, percent
+from bronet.wording import bound_text
 
 DATA_LICENCES = {
     "digits": "Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, UCI Machine Learning Repository), "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bronet.data.cifar import LAYOUTS
 from bronet.errors import BronetError
-from bronet.json_object import Json, read_object
+from bronet.files import Json, read_object
 from bronet.recipe.dataset import DatasetSpec
 from bronet.recipe.reader import read_record
 from bronet.recipe.schema import Recipe

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from bronet.certify.hashes import file_hash
 from bronet.errors import BronetError
-from bronet.json_object import Json
+from bronet.files import Json
 from bronet.models import CertifiableModel
 from bronet.pretrained.config import class_names, read_config
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys
-from bronet.train.run_folder import RunFolder
-from bronet.train.weights import read_recipe, trained_model
+from bronet.run.certificate import file_hash
+from bronet.run.folder import RunFolder
+from bronet.run.weights import stored_recipe, trained_model
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -94,7 +94,7 @@ def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> 
     """
     network = find_network(what)
     check_weights(network)
-    if differing := differing_keys(read_recipe(network.weights), network.recipe):
+    if differing := differing_keys(stored_recipe(network.weights), network.recipe):
         raise BronetError(f"{network.folder}: its two files must have one recipe, but {differing[0]} differs")
     return trained_model(network.weights, network.recipe, device=device)
 

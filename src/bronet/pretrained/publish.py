@@ -9,19 +9,18 @@ import re
 import tempfile
 from pathlib import Path
 
-from bronet.atomic import replace_bytes
-from bronet.attack.rows import read_attack_rows
-from bronet.certify.hashes import SEAL, file_hash, sealed
-from bronet.certify.run import CertificateFiles, load_model
-from bronet.certify.verify import read_certificate
+from bronet.certificates.run import CertificateFiles, load_model
+from bronet.certificates.verify import read_certificate
 from bronet.errors import BronetError
-from bronet.json_object import Json, read_object
+from bronet.files import Json, read_object, replace_bytes
 from bronet.pretrained.find import WEIGHTS, package_home
 from bronet.pretrained.record import published_record, published_text
 from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained
 from bronet.report.attack_facts import check_attack
-from bronet.train.run_folder import RunFolder, open_run
+from bronet.run.attack_rows import read_attack_rows
+from bronet.run.certificate import SEAL, file_hash, sealed
+from bronet.run.folder import RunFolder, open_run
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*")
 ROW_FILES = ("recipe.yaml", "log.jsonl", "record.json", "certificate*", "attack-*")

@@ -6,7 +6,7 @@ A path in a command becomes its last part, so that the command still reads as it
 import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from bronet.json_object import Json, read_object
+from bronet.files import Json, read_object
 
 ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
 

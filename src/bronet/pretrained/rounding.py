@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bronet.atomic import replace_bytes
-from bronet.certify.run import load_model
+from bronet.certificates.run import load_model
 from bronet.errors import BronetError
-from bronet.json_object import read_object
+from bronet.files import read_object, replace_bytes
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_text
-from bronet.train.run_folder import RunFolder, create_run, open_run, remove_run
-from bronet.train.tensor_file import write_tensors
-from bronet.train.weights import KIND, RECIPE_KEY
+from bronet.run.folder import RunFolder, create_run, open_run, remove_run
+from bronet.run.weights import KIND, RECIPE_KEY, write_tensors
 
 REMARK = "kernels and matrices rounded to bf16 after training"
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from bronet.atomic import replace_text
-from bronet.certify.hashes import file_hash
-from bronet.certify.run import CertificateFiles, load_model
+from bronet.certificates.run import CertificateFiles, load_model
 from bronet.errors import BronetError
+from bronet.files import replace_text
 from bronet.pretrained.card import model_card
 from bronet.pretrained.config import PretrainedConfig, class_names, config_text
 from bronet.pretrained.find import CARD, CONFIG, WEIGHTS
@@ -13,7 +12,8 @@ from bronet.pretrained.record import published_record
 from bronet.pretrained.rounding import save_rounded
 from bronet.report.evidence import read_evidence
 from bronet.report.table import Summary, summarize
-from bronet.train.run_folder import RunFolder, open_run
+from bronet.run.certificate import file_hash
+from bronet.run.folder import RunFolder, open_run
 
 
 def save_pretrained(run_dir: Path | str, folder: Path | str, *, name: str = "") -> Path:

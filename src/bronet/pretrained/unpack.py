@@ -8,12 +8,12 @@ import json
 import shutil
 from pathlib import Path
 
-from bronet.atomic import replace_file, replace_text
-from bronet.certify.hashes import file_hash
 from bronet.errors import BronetError
+from bronet.files import replace_file, replace_text
 from bronet.pretrained.find import TrainedNetwork, check_weights
 from bronet.recipe.text import differing_keys
-from bronet.train.run_folder import RunFolder, create_run
+from bronet.run.certificate import file_hash
+from bronet.run.folder import RunFolder, create_run
 
 
 def unpack(network: TrainedNetwork, out: Path) -> RunFolder:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bronet.atomic import replace_bytes
 from bronet.errors import BronetError
+from bronet.files import replace_bytes
 from bronet.recipe.schema import parse_budget
 from bronet.report.curve import DARK, draw_curve, figure_bytes
 from bronet.report.evidence import read_evidence

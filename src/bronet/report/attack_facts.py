@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from bronet.attack.rows import count_rows, read_attack_rows
 from bronet.errors import BronetError
-from bronet.json_object import Json, shown
+from bronet.files import Json, shown
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
+from bronet.run.attack_rows import count_rows, read_attack_rows
 
 TOLERANCE = 1e-9
 """Between a share as written and as counted again: far less than one image of a million."""

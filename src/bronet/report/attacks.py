@@ -5,7 +5,7 @@ What another attack left is no AutoAttack accuracy, and is not shown.
 
 from collections.abc import Sequence
 
-from bronet.json_object import Json
+from bronet.files import Json
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned
 from bronet.report.published import PublishedRun

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bronet.certify.rows import Row
 from bronet.report.evidence import Evidence
 from bronet.report.statistics import Statistics, compute_statistics
+from bronet.run.rows import Row
 
 
 class ClassStatistics(NamedTuple):

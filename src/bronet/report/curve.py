@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from bronet.certify.rows import Row
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
+from bronet.run.rows import Row
 
 SIZE_INCHES = (7.2, 4.2)
 DOTS_PER_INCH = 200

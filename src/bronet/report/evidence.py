@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bronet.certify.rows import Row, read_rows
 from bronet.errors import BronetError
-from bronet.json_object import Json, parse_object, read_object, shown
+from bronet.files import Json, parse_object, read_object, shown
 from bronet.report.attack_facts import check_attack
+from bronet.run.rows import Row, read_rows
 
 ADVICE = "train and certify this run first"
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from bronet.certify.rows import Row
 from bronet.report.curve import LIGHT, Theme, style
+from bronet.run.rows import Row
 
 SIZE_INCHES = (8.4, 3.6)
 BINS = 40

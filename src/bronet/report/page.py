@@ -10,8 +10,8 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from bronet.printed import bound_text
 from bronet.report.table import Summary, number_text, percent
+from bronet.wording import bound_text
 
 IDEA = (
     "When the pixels move by a distance r, the gap between two outputs of this network moves by at most r times a "

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bronet.errors import BronetError
-from bronet.printed import duration_text
 from bronet.recipe.catalog import named_recipe
 from bronet.recipe.paper_table import paper_rows
 from bronet.recipe.schema import parse_budget
@@ -18,6 +17,7 @@ from bronet.report.paper import NOT_RUN, row_label
 from bronet.report.published import BUDGETS, PublishedRun
 from bronet.report.statistics import compute_statistics
 from bronet.report.table import ABSENT, paper_line
+from bronet.wording import duration_text
 
 SHORT = "-fast"
 """How the names of short schedules end."""

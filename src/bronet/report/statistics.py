@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bronet.certify.rows import Row
 from bronet.errors import BronetError
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
+from bronet.run.rows import Row
 
 
 class CertifiedAccuracy(NamedTuple):

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from bronet.json_object import Json
-from bronet.printed import bound_text
+from bronet.files import Json
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import joined
 from bronet.report.classes import per_class
 from bronet.report.evidence import Evidence
 from bronet.report.statistics import Statistics, compute_statistics
+from bronet.wording import bound_text
 
 ABSENT = "–"
 DISTRIBUTION = ("median radius", "variance", "skewness")

@@ -9,16 +9,16 @@ differ.
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, flatten, from_text, to_plain, to_text
+from bronet.run.weights import fitting, read_tensors, save_weights, write_tensors
 from bronet.train.average import WeightAverage
 from bronet.train.lookahead import Lookahead
-from bronet.train.sharding import gathered
-from bronet.train.tensor_file import read_tensors, write_tensors
-from bronet.train.weights import copy_into
+from bronet.train.sharding import cut, gathered, part_of
 
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
@@ -64,6 +64,16 @@ def save_checkpoint(
     write_tensors(path, KIND, tensors, metadata)
 
 
+def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = True) -> None:
+    """Write the model's weights as a file of their own, with the recipe.
+
+    Of a run's processes one `writes`; where the model is sharded, all must call this.
+    """
+    state = gathered(model.state_dict(), kept=writes)
+    if writes:
+        save_weights(path, state, recipe=recipe)
+
+
 def load_checkpoint(
     path: Path,
     model: nn.Module,
@@ -86,11 +96,19 @@ def load_checkpoint(
         raise BronetError(f"{path} must be a bronet checkpoint file, but its tally is missing or damaged")
     weights, averaged = _below(MODEL, tensors), _below(AVERAGE, tensors)
     state = {name.removeprefix(OPTIMIZER): t for name, t in tensors.items() if not name.startswith((MODEL, AVERAGE))}
-    copy_into(model, weights, path)
+    _copy_into(model, weights, path)
     optimizer.load_tensors(state, steps_taken=int(step))
     if average is not None:
         average.load_tensors(averaged)
     return Progress(int(step), seconds, stored_tally.to(tally.device))
+
+
+@torch.no_grad()
+def _copy_into(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Copy whole tensors into the model, of which this process may hold a part, all or none."""
+    state = model.state_dict()
+    for name, tensor in fitting(weights, state, path).items():
+        part_of(state[name]).copy_(cut(tensor, state[name]))
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

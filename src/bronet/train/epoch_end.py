@@ -9,6 +9,7 @@ import torch
 from bronet.errors import BronetError
 from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
+from bronet.train.checkpoint import save_model
 from bronet.train.diagnosis import advice_for, find_bad_layer
 from bronet.train.objective import objective
 from bronet.train.progress import Display, Pace, describe
@@ -16,7 +17,6 @@ from bronet.train.schedule import emma_budget
 from bronet.train.state import VALIDATION_KEY, Training, best_so_far
 from bronet.train.tally import Summary
 from bronet.train.validation import validate
-from bronet.train.weights import save_weights
 
 DIVERGED = 10.0
 """An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
@@ -84,7 +84,7 @@ def _validated(training: Training, epoch: int) -> dict[str, object]:
     with training.average.in_place() if training.average is not None else nullcontext():
         found = validate(training.model, training.held_out, budgets=budgets, processes=training.processes)
         if training.processes.any(is_main and found.certified[0] > best_so_far(training.run)):
-            save_weights(training.run.best_weights, training.model, recipe=training.recipe, writes=is_main)
+            save_model(training.run.best_weights, training.model, recipe=training.recipe, writes=is_main)
     return {
         "validation_accuracy": found.accuracy,
         VALIDATION_KEY: found.certified[0],

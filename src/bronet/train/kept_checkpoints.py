@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.train.run_folder import RunFolder
+from bronet.run.folder import RunFolder
 
 STEP_DIGITS = 9
 

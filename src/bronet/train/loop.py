@@ -12,6 +12,7 @@ from rich.console import Console
 from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
+from bronet.run.folder import RunFolder, remove_leftovers
 from bronet.train.average import WeightAverage
 from bronet.train.diagnosis import Snapshot
 from bronet.train.epoch_end import close_epoch, look, track_batch
@@ -20,7 +21,6 @@ from bronet.train.interrupt import Interrupted, StopRequest, stop_requests
 from bronet.train.optimizer import optimizer_for
 from bronet.train.processes import Processes
 from bronet.train.progress import LOOK_EVERY, Display, Pace, Stopwatch, display_for
-from bronet.train.run_folder import RunFolder, remove_leftovers
 from bronet.train.schedule import emma_budget, learning_rate
 from bronet.train.state import Training, restore, save
 from bronet.train.step import TrainStep

@@ -13,16 +13,16 @@ from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import Recipe
-from bronet.train.checkpoint import check_recipe
+from bronet.run.folder import RunFolder, create_run, open_run
+from bronet.run.provenance import describe_run
+from bronet.train.checkpoint import check_recipe, save_model
 from bronet.train.determinism import deterministic
 from bronet.train.kept_checkpoints import older_checkpoints
 from bronet.train.loop import fit
 from bronet.train.optimizer import require_wholes
 from bronet.train.processes import Processes, joined_processes
-from bronet.train.run_folder import RunFolder, create_run, describe_run, open_run
 from bronet.train.track import TensorBoard, Tracker
 from bronet.train.training_set import open_training
-from bronet.train.weights import save_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def train(
             resume=resume,
             progress=progress,
         )
-        save_weights(run.weights, model, recipe=recipe, writes=processes.is_main)
+        save_model(run.weights, model, recipe=recipe, writes=processes.is_main)
         if processes.is_main and (fitted.steps or not run.record.exists()):  # a finished run keeps its record
             finished = datetime.now(UTC).isoformat(timespec="seconds")
             taught = {} if fitted.teacher_accuracy is None else {"teacher_accuracy": fitted.teacher_accuracy}

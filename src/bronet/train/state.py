@@ -9,13 +9,13 @@ from bronet.data import ImageSet, MixedBatches
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe
+from bronet.run.folder import RunFolder
 from bronet.train.average import WeightAverage
 from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from bronet.train.diagnosis import Snapshot
 from bronet.train.kept_checkpoints import drop_old, older_checkpoints, set_aside
 from bronet.train.lookahead import Lookahead
 from bronet.train.processes import Processes
-from bronet.train.run_folder import RunFolder
 from bronet.train.step import TrainStep
 from bronet.train.tally import Tally
 from bronet.train.track import Tracker

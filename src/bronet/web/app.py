@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
-from bronet.json_object import Json
+from bronet.files import Json
 from bronet.web import answers
 from bronet.web.guard import Guard
 from bronet.web.page import build_page

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
-from bronet.certify.hashes import network_hashes
-from bronet.certify.network import ProvedNetwork, prove
-from bronet.certify.run import describe, load_model
+from bronet.certificates.network import ProvedNetwork, prove
+from bronet.certificates.run import describe, load_model
 from bronet.data import ImageSet, load_images
 from bronet.data.sample import SAMPLED
 from bronet.errors import BronetError
-from bronet.json_object import Json
+from bronet.files import Json
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
 from bronet.report.curve import Curve, certified_curve
 from bronet.report.evidence import Evidence, read_evidence
-from bronet.train.run_folder import RunFolder, open_run
+from bronet.run.certificate import network_hashes
+from bronet.run.folder import RunFolder, open_run
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from bronet.atomic import replace_text
 from bronet.errors import BronetError
-from bronet.json_object import Json, read_object
+from bronet.files import Json, read_object, replace_text
 
 ADVICE = "attack again with --overwrite"
 

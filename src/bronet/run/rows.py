@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from bronet.atomic import replace_text
 from bronet.errors import BronetError
+from bronet.files import replace_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,20 +14,19 @@ from typing import NamedTuple
 
 import torch
 
-from bronet.atomic import replace_text, require_writable
-from bronet.certify.hashes import file_hash, images_hash, sealed
-from bronet.certify.naive import naive_gap_lipschitz, naive_radius
-from bronet.certify.network import ProvedNetwork, images_at_once, prove
-from bronet.certify.rows import Row, write_rows
-from bronet.certify.targeted import targeted_table
+from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
+from bronet.certificates.network import ProvedNetwork, images_at_once, prove
+from bronet.certificates.targeted import targeted_table
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.json_object import Json
+from bronet.files import Json, replace_text, require_writable
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
-from bronet.train.run_folder import RunFolder, open_run
-from bronet.train.weights import trained_model
+from bronet.run.certificate import file_hash, images_hash, sealed
+from bronet.run.folder import RunFolder, open_run
+from bronet.run.rows import Row, write_rows
+from bronet.run.weights import trained_model
 
 Progress = Callable[[int], None]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from bronet.certify.hashes import SEAL, file_hash, images_hash, sealed
-from bronet.certify.network import ProvedNetwork, prove
-from bronet.certify.rows import Row, read_rows
-from bronet.certify.run import CertificateFiles, load_model
-from bronet.certify.targeted import Targeted, read_targeted
+from bronet.certificates.network import ProvedNetwork, prove
+from bronet.certificates.run import CertificateFiles, load_model
+from bronet.certificates.targeted import Targeted, read_targeted
 from bronet.data import load_images
 from bronet.errors import BronetError
-from bronet.json_object import Json, read_object, shown
-from bronet.train.run_folder import open_run
+from bronet.files import Json, read_object, shown
+from bronet.run.certificate import SEAL, file_hash, images_hash, sealed
+from bronet.run.folder import open_run
+from bronet.run.rows import Row, read_rows
 
 BATCH_SIZE = 97
 """Other than the default of `certify_run`, so that sums are taken in another order."""

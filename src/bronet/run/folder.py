@@ -5,29 +5,17 @@ never overwritten by accident, and a folder that holds anything else is never to
 """
 
 import json
-import os
-import platform
-import shlex
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from bronet.__about__ import __version__
-from bronet.atomic import TEMPORARY_SUFFIX, append_line, replace_text
 from bronet.errors import BronetError
-from bronet.json_object import MAKE_AGAIN, Json, parse_object, read_object, shown
+from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text, shown
 from bronet.recipe.schema import Recipe
 from bronet.recipe.source import read_recipe
 from bronet.recipe.text import to_text
 
-GIT_SECONDS = 5
 ARTEFACTS = (
     "recipe.yaml",
     "log.jsonl",
@@ -178,55 +166,6 @@ def open_run(path: Path) -> RunFolder:
     if not run.recipe_file.is_file():
         raise BronetError(f"{path} must be the folder of a run, but it has no recipe.yaml; train one first")
     return run
-
-
-def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -> Json:
-    """Return what a record says besides times: command, commit, seed, device and versions."""
-    on_gpu = device.type == "cuda"
-    return {
-        "recipe": recipe.name,
-        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": source_commit(),
-        "seed": recipe.train.seed,
-        "precision": recipe.train.precision,
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "bronet": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def source_commit() -> str | None:
-    """Return the git commit this package runs from, with "+changes" if it was edited; None when unknown.
-
-    An installed copy has no commit, even inside another repository: the source file must be tracked. A copy
-    of the source without its repository, as on a cluster, may be told its commit by BRONET_COMMIT.
-    """
-    here = Path(__file__)
-    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
-        return os.environ.get("BRONET_COMMIT")
-    commit = _git(here.parent, "rev-parse", "HEAD")
-    changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if commit and changes else commit
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
 
 
 def _remove_artefacts(run: RunFolder) -> None:

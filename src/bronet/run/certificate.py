@@ -1,6 +1,6 @@
 """What a certificate is about, as SHA-256: weights, recipe, images, rows, and the certificate itself.
 
-A hash says that a byte changed, not whether a claim is true: `bronet.certify.verify` recomputes as well.
+A hash says that a byte changed, not whether a claim is true: `bronet.certificates.verify` recomputes as well.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ import torch
 
 from bronet.data import ImageSet
 from bronet.errors import BronetError
-from bronet.json_object import Json
-from bronet.train.run_folder import RunFolder
+from bronet.files import Json
+from bronet.run.folder import RunFolder
 
 SEAL = "seal_sha256"
 

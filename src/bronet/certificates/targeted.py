@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bronet.certify.rows import Row
 from bronet.errors import BronetError
+from bronet.run.rows import Row
 
 _FIRST = ("index", "prediction")
 

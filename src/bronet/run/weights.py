@@ -1,0 +1,172 @@
+"""Named tensors in a safetensors file, and a trained model in one: its weights, with the recipe they belong to.
+
+The format holds numbers and text only, so reading a file from anywhere can never run code. A file that is truncated,
+foreign or of another kind is refused in one line. Weights may be stored in another floating dtype than the model's: any
+values give 1-Lipschitz layers, and a certificate is about the weights as loaded.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.files import replace_file
+from bronet.models import CertifiableModel, build_model
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import from_text, to_text
+
+FORMAT_KEY = "bronet"
+KIND = "weights"
+RECIPE_KEY = "recipe"
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor], *, recipe: Recipe) -> None:
+    """Write a model's parameters and buffers, its `state_dict()`, with the recipe, atomically."""
+    write_tensors(path, KIND, state, {RECIPE_KEY: to_text(recipe)})
+
+
+def stored_recipe(path: Path) -> Recipe:
+    """Return the recipe stored with the weights, without reading the weights."""
+    return from_text(read_metadata(path, KIND, [RECIPE_KEY])[RECIPE_KEY])
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Copy stored weights into the model; names, shapes and values are checked before anything changes."""
+    tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
+    _copy_into(model, tensors, path)
+
+
+def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
+    """Return the network of a recipe with stored weights, in evaluation mode.
+
+    A recipe may name a network of any size: nothing of its size is built before the file is known to hold it.
+    """
+    tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
+    if (layers := _least_layers(recipe.model)) > len(tensors):
+        raise BronetError(f"{path} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
+    _check_fit(path, tensors, _outline(recipe))
+    model = build_model(recipe.model, recipe.data.spec(), device=device)
+    _copy_into(model, tensors, path)
+    return model.eval()
+
+
+def _outline(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the tensors of a recipe's network without their numbers."""
+    try:
+        return build_model(recipe.model, recipe.data.spec(), device="meta").state_dict()
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
+        reason = str(error).partition("\n")[0]
+        raise BronetError(f"the network of {recipe.name} must be of a size that can be built ({reason})") from None
+
+
+def _least_layers(architecture: Architecture) -> int:
+    """Return how many layers with parameters an architecture has at least."""
+    match architecture:
+        case BRONetArchitecture():
+            return architecture.depth + architecture.dense_depth + architecture.regularized_depth
+        case LipConvNetArchitecture():
+            return architecture.depth
+        case _:
+            return len(architecture.widths)
+
+
+def fitting(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return tensors read from `path` in the dtypes of a model's state; other names, shapes and values are refused."""
+    _check_fit(path, tensors, state)
+    cast = {name: tensor.to(state[name].dtype) for name, tensor in tensors.items()}
+    for name, tensor in cast.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise BronetError(f"{name} in {path} must be finite in {tensor.dtype}, but it holds NaN or infinity")
+    return cast
+
+
+@torch.no_grad()
+def _copy_into(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors, read from `path`, into the model's parameters and buffers, all or none."""
+    state = model.state_dict()
+    for name, tensor in fitting(tensors, state, path).items():
+        state[name].copy_(tensor)
+
+
+def _check_fit(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other names or shapes than a model's."""
+    check_names(path, tensors, state)
+    for name, tensor in tensors.items():
+        check_shape(path, name, tensor, state[name])
+
+
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write the tensors and the metadata as a file of this kind; an existing file is replaced as a whole."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # One entry only: safetensors writes several in random order, and equal runs should give equal bytes.
+    header = {FORMAT_KEY: json.dumps({"kind": kind, **metadata})}
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(plain, temporary, metadata=header)
+        except SafetensorError as error:  # safetensors reports the system's errors as its own
+            raise OSError(str(error)) from None
+
+    replace_file(path, write)
+
+
+def read_metadata(path: Path, kind: str, keys: Iterable[str]) -> dict[str, str]:
+    """Return the metadata of a file of this kind; all `keys` are present."""
+    return read_tensors(path, kind, keys, device="meta")[1]
+
+
+def read_tensors(
+    path: Path, kind: str, keys: Iterable[str], *, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors, on `device`, and the metadata of a file of this kind; all `keys` are present.
+
+    The "meta" device reads no tensors at all.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = _parse((file.metadata() or {}).get(FORMAT_KEY, "{}"))
+            names = [] if str(device) == "meta" else list(file.keys())
+            tensors = {name: file.get_tensor(name).to(device) for name in names}
+    except FileNotFoundError:
+        raise BronetError(f"{kind} {path} does not exist; give the folder of a run that has one") from None
+    except (SafetensorError, OSError) as error:
+        raise BronetError(
+            f"{path} must be a bronet {kind} file, but it is damaged, cut short or of another kind ({error})"
+        ) from None
+    if metadata.get("kind") != kind or not set(keys) <= metadata.keys():
+        raise BronetError(f"{path} must be a bronet {kind} file, but it holds something else")
+    return tensors, metadata
+
+
+def _parse(text: str) -> dict[str, str]:
+    """Return the text entries of a JSON object; none if it is anything else."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {key: value for key, value in entries.items() if isinstance(value, str)}
+
+
+def check_names(path: Path, found: Iterable[str], wanted: Iterable[str]) -> None:
+    """Refuse a file that lacks a wanted tensor or holds another one."""
+    found, wanted = set(found), set(wanted)
+    if missing := wanted - found:
+        raise BronetError(f"{path} lacks {len(missing)} tensors of this model, the first is {min(missing)}")
+    if extra := found - wanted:
+        raise BronetError(f"{path} holds {len(extra)} tensors this model has not, the first is {min(extra)}")
+
+
+def check_shape(path: Path, name: str, found: Tensor, wanted: Tensor) -> None:
+    """Refuse a tensor of another shape, or of another kind of number."""
+    if found.shape != wanted.shape:
+        raise BronetError(f"{name} in {path} must have shape {tuple(wanted.shape)}, got {tuple(found.shape)}")
+    if found.is_floating_point() != wanted.is_floating_point():
+        raise BronetError(f"{name} in {path} must hold {wanted.dtype} numbers, got {found.dtype}")
