@@ -3,25 +3,18 @@
 import hashlib
 import io
 import tarfile
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bronet.data.archive import unpack_archive
-from bronet.data.download import download_file
+from bronet.data.download import Digest, download_file
 from bronet.errors import BronetError
+from served_files import serving_files
 
 CONTENT = bytes(range(256)) * 5000
 URL = "https://example.org/set.tar.gz"
-
-
-class _QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
 
 
 @pytest.fixture
@@ -29,12 +22,8 @@ def site(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A web server on this machine: its address, and the folder it serves."""
     root = tmp_path / "site"
     root.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(root))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", root
-        server.shutdown()
-        thread.join()
+    with serving_files(root) as address:
+        yield address, root
 
 
 def _md5(content: bytes) -> str:
@@ -45,7 +34,7 @@ def test_a_download_arrives_whole_in_a_folder_it_makes(site: tuple[str, Path], t
     address, root = site
     (root / "set.bin").write_bytes(CONTENT)
     destination = tmp_path / "new" / "datasets" / "set.bin"
-    download_file(f"{address}/set.bin", destination, md5=_md5(CONTENT))
+    download_file(f"{address}/set.bin", destination, Digest("md5", _md5(CONTENT)))
     assert destination.read_bytes() == CONTENT
     assert [path.name for path in destination.parent.iterdir()] == ["set.bin"]
 
@@ -57,7 +46,7 @@ def test_a_wrong_checksum_is_named_and_the_old_file_stays(site: tuple[str, Path]
     destination.parent.mkdir()
     destination.write_bytes(b"old")
     with pytest.raises(BronetError, match=f"must have MD5 {_md5(CONTENT)}, got {_md5(CONTENT[:-1])}"):
-        download_file(f"{address}/set.bin", destination, md5=_md5(CONTENT))
+        download_file(f"{address}/set.bin", destination, Digest("md5", _md5(CONTENT)))
     assert destination.read_bytes() == b"old"
     assert [path.name for path in destination.parent.iterdir()] == ["set.bin"]
 
@@ -66,7 +55,7 @@ def test_a_missing_page_is_one_line_that_says_what_to_put_where(site: tuple[str,
     address, _ = site
     destination = tmp_path / "datasets" / "set.bin"
     with pytest.raises(BronetError) as caught:
-        download_file(f"{address}/set.bin", destination, md5="0")
+        download_file(f"{address}/set.bin", destination, Digest("md5", "0"))
     message = str(caught.value)
     assert "\n" not in message
     assert "HTTP status 404" in message
@@ -77,14 +66,14 @@ def test_a_missing_page_is_one_line_that_says_what_to_put_where(site: tuple[str,
 def test_no_connection_is_one_line_that_says_what_to_put_where(tmp_path: Path) -> None:
     # Port 1 is reserved and closed: the connection is refused at once.
     with pytest.raises(BronetError, match=r"cannot download .* refused.*connect to the internet.*put it at"):
-        download_file("http://127.0.0.1:1/set.bin", tmp_path / "set.bin", md5="0")
+        download_file("http://127.0.0.1:1/set.bin", tmp_path / "set.bin", Digest("md5", "0"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(BronetError, match=r"cannot write to .*file/datasets"):
-        download_file("http://127.0.0.1:1/set.bin", tmp_path / "file" / "datasets" / "set.bin", md5="0")
+        download_file("http://127.0.0.1:1/set.bin", tmp_path / "file" / "datasets" / "set.bin", Digest("md5", "0"))
 
 
 def _archive(path: Path, members: dict[str, bytes]) -> str:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,27 @@ from bronet import BronetError
 from bronet.certificates.run import certify_run, load_model
 from bronet.certificates.verify import verify_run
 from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
-from bronet.pretrained.find import package_home
+from bronet.pretrained.places import (
+    HOME_VARIABLE,
+    PublishedFile,
+    PublishedNetwork,
+    checkout_home,
+    named_folder,
+    package_home,
+    packaged_names,
+    published_folder,
+    published_networks,
+    user_home,
+)
 from bronet.recipe import override, to_text
 from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
 from bronet.run.rows import read_rows
+from served_files import serving_files
 from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"
-MEGABYTES = 40
+MEGABYTES = 6
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,9 +217,80 @@ def test_rounding_that_was_interrupted_leaves_nothing(
     assert round_run(run, tmp_path / "rounded").weights.is_file()
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(BronetError, match=f"the package has {', '.join(pretrained_names())}"):
+def test_an_unknown_name_is_refused_with_the_known_ones_and_the_places() -> None:
+    with pytest.raises(BronetError) as caught:
         bronet.load_pretrained("bronet-digit/digits")
+    for known in (*pretrained_names(), package_home(), checkout_home(), user_home()):
+        assert str(known) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_describes_the_files_in_the_repository() -> None:
+    assert packaged_names() + tuple(network.name for network in published_networks()) == pretrained_names()
+    for network in published_networks():
+        folder = ROOT / "weights" / network.name
+        assert {path.name for path in folder.iterdir()} == {file.name for file in network.files}
+        for file in network.files:
+            assert (folder / file.name).stat().st_size == file.bytes
+            assert file_hash(folder / file.name) == file.sha256
+        assert network.files[-1].name == "config.json"
+        certificate = json.loads((ROOT / network.results / "certificate.json").read_text())
+        assert certificate["weights_sha256"] == file_hash(folder / "model.safetensors")
+
+
+def test_a_larger_network_is_found_in_the_first_place_that_has_it(tmp_path: Path) -> None:
+    network = published_networks()[0]
+    assert named_folder(network.name) == ROOT / "weights" / network.name
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(ROOT / "weights" / network.name, second / network.name)
+    assert published_folder(network, [first, second]) == second / network.name
+    shutil.copytree(second / network.name, first / network.name)
+    assert published_folder(network, [first, second]) == first / network.name
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_changed_byte_of_a_larger_network_is_refused(name: str, tmp_path: Path) -> None:
+    network = published_networks()[0]
+    folder = shutil.copytree(ROOT / "weights" / network.name, tmp_path / network.name)
+    content = bytearray((folder / name).read_bytes())
+    content[-2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(BronetError, match=str(folder / name)):
+        load_pretrained(published_folder(network, [tmp_path]))
+
+
+def test_a_larger_network_that_is_nowhere_is_refused_with_the_places(tmp_path: Path) -> None:
+    homes = [tmp_path / "package", tmp_path / "home"]
+    with pytest.raises(BronetError) as caught:
+        published_folder(published_networks()[0], homes)
+    assert all(str(home) in str(caught.value) for home in homes)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_users_own_folder_is_the_one_that_the_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    assert user_home() == tmp_path
+    monkeypatch.delenv(HOME_VARIABLE)
+    assert user_home().name.lower() == "bronet"
+
+
+def test_a_larger_network_is_downloaded_whole_and_checked(saved: Path, tmp_path: Path) -> None:
+    names = ("README.md", "model.safetensors", "config.json")
+    files = tuple(PublishedFile(name, (saved / name).stat().st_size, file_hash(saved / name)) for name in names)
+    with serving_files(saved) as address:
+        network = PublishedNetwork("tiny/digits", address, "bronet train", "results", files)
+        folder = published_folder(network, [tmp_path / "package", tmp_path / "home"])
+        assert folder == tmp_path / "home" / "tiny" / "digits"
+        assert all((folder / name).read_bytes() == (saved / name).read_bytes() for name in names)
+        load_pretrained(folder)
+        wrong = (files[0], PublishedFile(names[1], 0, "0" * 64), files[2])
+        with pytest.raises(BronetError, match=f"must have SHA256 {'0' * 64}"):
+            published_folder(replace(network, files=wrong), [tmp_path / "other"])
+    assert not (tmp_path / "other" / "tiny" / "digits" / "config.json").exists()
+    with pytest.raises(BronetError, match=str(tmp_path / "third")):
+        published_folder(network, [tmp_path / "third"])
 
 
 def test_a_run_folder_loads_as_well(run: Path) -> None:
@@ -215,8 +299,8 @@ def test_a_run_folder_loads_as_well(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", pretrained_names())
-def test_a_network_in_the_package_loads_and_its_card_says_what_it_must(name: str) -> None:
-    folder = package_home() / name
+def test_a_named_network_loads_and_its_card_says_what_it_must(name: str) -> None:
+    folder = named_folder(name)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
     model = bronet.load_pretrained(name)
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
@@ -228,7 +312,7 @@ def test_a_network_in_the_package_loads_and_its_card_says_what_it_must(name: str
 
 
 def test_the_weights_in_the_package_are_small_together() -> None:
-    assert DIGITS in pretrained_names()
+    assert DIGITS in packaged_names()
     size = sum(path.stat().st_size for path in package_home().rglob("*") if path.is_file())
     assert size <= MEGABYTES * 10**6
 

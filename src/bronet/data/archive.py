@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from bronet.data.download import check_md5
+from bronet.data.download import Digest, check_digest
 from bronet.errors import BronetError
 
 PUBLIC_FOLDER_MODE = 0o755
@@ -24,7 +24,7 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     Members that point outside the folder, links out of it and special files are refused (tarfile's "data"
     filter) or stripped of what points outside (zipfile).
     """
-    check_md5(archive, md5, named=str(archive), remedy=f"delete it and get it again from {url}")
+    check_digest(archive, Digest("md5", md5), named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     except OSError as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bronet.data.archive import unpack_archive
-from bronet.data.download import download_file
+from bronet.data.download import Digest, download_file
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec
@@ -109,7 +109,7 @@ def _provide(name: str, layout: CifarLayout, data_dir: Path, *, download: bool) 
                 "allow the download (--download), or name "
                 "another place (--data-dir)"
             )
-        download_file(layout.url, archive, md5=layout.md5)
+        download_file(layout.url, archive, Digest("md5", layout.md5))
     unpack_archive(archive, folder, md5=layout.md5, url=layout.url)
 
 

@@ -1,7 +1,8 @@
 """Download one file: to a temporary name, checked, then renamed. The final name never holds a partial file.
 
-MD5 is what the authors of CIFAR publish; it finds damage in transit, it does not stop an attacker. Archives
-are therefore unpacked with care all the same (`archive.py`), and hold plain bytes, never pickles.
+MD5 is what the authors of CIFAR publish; it finds damage in transit, but does not stop an attacker. Archives are
+therefore unpacked with care all the same (`archive.py`), and hold plain bytes, never pickles. Our own files have a
+SHA-256.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -31,8 +32,15 @@ PUBLIC_FILE_MODE = 0o644
 """Temporary files are private; a data set is for everyone on the machine."""
 
 
-def download_file(url: str, destination: Path, *, md5: str) -> None:
-    """Put the content of `url`, whose MD5 is `md5`, at `destination`; on any failure leave nothing there.
+class Digest(NamedTuple):
+    """The hash that a file must have."""
+
+    algorithm: Literal["md5", "sha256"]
+    value: str
+
+
+def download_file(url: str, destination: Path, digest: Digest) -> None:
+    """Put the content of `url`, which has this digest, at `destination`; on any failure leave nothing there.
 
     Every failure is one line that names the file, where it can be had and where to put it by hand.
     """
@@ -41,14 +49,12 @@ def download_file(url: str, destination: Path, *, md5: str) -> None:
         destination.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}-", suffix=".part")
     except OSError as error:
-        raise BronetError(
-            f"cannot write to {destination.parent}: {error.strerror}; choose another --data-dir"
-        ) from None
+        raise BronetError(f"cannot write to {destination.parent}: {error.strerror}; choose another folder") from None
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             _fetch(url, file)
-        check_md5(part, md5, named=f"the download of {url}", remedy=f"try again, {by_hand}")
+        check_digest(part, digest, named=f"the download of {url}", remedy=f"try again, {by_hand}")
         part.chmod(PUBLIC_FILE_MODE)
         part.replace(destination)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -59,12 +65,15 @@ def download_file(url: str, destination: Path, *, md5: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def check_md5(path: Path, md5: str, *, named: str, remedy: str) -> None:
-    """Raise unless the file at `path` has this MD5; the error speaks of `named`, ends with `remedy`."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != md5:
-        raise BronetError(f"{named} must have MD5 {md5}, got {found}: {remedy}")
+def check_digest(path: Path, digest: Digest, *, named: str, remedy: str) -> None:
+    """Raise unless the file at `path` has this digest; the error speaks of `named` and ends with `remedy`."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.new(digest.algorithm, usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise BronetError(f"cannot read {path} ({error.strerror}): {remedy}") from None
+    if found != digest.value:
+        raise BronetError(f"{named} must have {digest.algorithm.upper()} {digest.value}, got {found}: {remedy}")
 
 
 def _fetch(url: str, file: BinaryIO) -> None:

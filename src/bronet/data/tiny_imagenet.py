@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bronet.data.archive import unpack_archive
-from bronet.data.download import download_file
+from bronet.data.download import Digest, download_file
 from bronet.data.file_set import FileSet, class_folders
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
@@ -62,7 +62,7 @@ def _provide(data_dir: Path, folder: Path, *, download: bool) -> None:
                 f"{NAME} must be in {data_dir} as the folder {FOLDER} or the archive {ARCHIVE}, found neither: "
                 f"get {URL}, allow the download (--download), or name another place (--data-dir)"
             )
-        download_file(URL, archive, md5=MD5)
+        download_file(URL, archive, Digest("md5", MD5))
     unpack_archive(archive, folder, md5=MD5, url=URL)
 
 

@@ -1,10 +1,11 @@
 """Trained networks as folders of three files: config.json, model.safetensors (bf16) and a model card.
 
-Some are in the package and have a name, such as "bronet-digits/digits"; any other folder of that form can be named by
-its path. Reading such a folder never runs code.
+Some have a name, such as "bronet-digits/digits" (`places` says where they lie); any other folder of that form can be
+named by its path. Reading such a folder never runs code.
 """
 
-from bronet.pretrained.find import TrainedNetwork, find_network, load_pretrained, pretrained_names
+from bronet.pretrained.find import TrainedNetwork, find_network, load_pretrained
+from bronet.pretrained.places import pretrained_names
 from bronet.pretrained.rounding import round_run
 from bronet.pretrained.save import save_pretrained
 from bronet.pretrained.unpack import unpack

@@ -1,12 +1,11 @@
 """From a name or a folder to a trained network.
 
-A name is that of a network in the package. A folder is that of a run, or of the form this room writes. Nothing is
-allocated before the names and shapes in the weights' file are those of the network that the recipe describes, so that a
-hostile folder can waste no more memory than its own size.
+`places` says where a network with a name lies. A folder is that of a run, or of the form that this room writes. Nothing
+is allocated before the names and shapes in the weights' file are those of the network that the recipe describes, so
+that a hostile folder can waste no more memory than its own size.
 """
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -15,17 +14,15 @@ from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.models import CertifiableModel
 from bronet.pretrained.config import class_names, read_config
+from bronet.pretrained.places import CONFIG, named_folder
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder
 from bronet.run.weights import stored_recipe, trained_model
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
-HOME = "networks"
-"""Folder of the package's own networks, as model/data set below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +45,6 @@ class TrainedNetwork:
         return self.folder / WEIGHTS
 
 
-def pretrained_names() -> tuple[str, ...]:
-    """Return the names of the networks in the package."""
-    home = package_home()
-    return tuple(sorted(str(path.parent.relative_to(home)) for path in home.glob(f"*/*/{CONFIG}")))
-
-
-def package_home() -> Path:
-    """Return the folder of the package's own networks."""
-    return Path(str(resources.files("bronet.pretrained"))) / HOME
-
-
 def find_network(what: Path | str) -> TrainedNetwork:
     """Return the network of a run folder, of a pretrained folder, or of a name; existing folders come first."""
     folder = Path(what)
@@ -74,7 +60,7 @@ def find_network(what: Path | str) -> TrainedNetwork:
         )
     name = folder.resolve().name
     if not (folder / CONFIG).is_file():
-        name, folder = str(what), _packaged(str(what))
+        name, folder = str(what), named_folder(str(what))
     config = read_config(folder / CONFIG)
     return TrainedNetwork(
         name=name,
@@ -87,7 +73,7 @@ def find_network(what: Path | str) -> TrainedNetwork:
 
 
 def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> CertifiableModel:
-    """Return the network of a name or a folder, in evaluation mode.
+    """Return the network of a name or a folder, in evaluation mode; the error for an unknown name says where it looked.
 
     Guaranteed: every tensor of the model came from the file, has the model's shape and is finite. The file's bytes are
     those that the configuration names.
@@ -105,13 +91,3 @@ def check_weights(network: TrainedNetwork) -> None:
         raise BronetError(f"{network.name} must have its weights in {network.weights}, but there is no such file")
     if network.weights_sha256 is not None and file_hash(network.weights) != network.weights_sha256:
         raise BronetError(f"{network.weights} must be the file that {CONFIG} names by its hash, but its bytes differ")
-
-
-def _packaged(name: str) -> Path:
-    names = pretrained_names()
-    if name in names:
-        return package_home() / name
-    raise BronetError(
-        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
-        f"the package has {', '.join(names) or 'none'}"
-    )

@@ -13,7 +13,8 @@ from bronet.certificates.run import CertificateFiles, load_model
 from bronet.certificates.verify import read_certificate
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes
-from bronet.pretrained.find import WEIGHTS, package_home
+from bronet.pretrained.find import WEIGHTS
+from bronet.pretrained.places import package_home
 from bronet.pretrained.record import published_record, published_text
 from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained

@@ -7,7 +7,8 @@ from bronet.errors import BronetError
 from bronet.files import replace_text
 from bronet.pretrained.card import model_card
 from bronet.pretrained.config import PretrainedConfig, class_names, config_text
-from bronet.pretrained.find import CARD, CONFIG, WEIGHTS
+from bronet.pretrained.find import CARD, WEIGHTS
+from bronet.pretrained.places import CONFIG
 from bronet.pretrained.record import published_record
 from bronet.pretrained.rounding import save_rounded
 from bronet.report.evidence import read_evidence

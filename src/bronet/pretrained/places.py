@@ -1,0 +1,147 @@
+"""Where a named network lies: in the package, in the `weights` folder of a checkout, or in the user's own folder.
+
+Small networks are in the package. The larger ones are listed in its manifest with the SHA-256 of every file, so a copy
+from any other place is the published network or is refused. (A manifest beside the weights could be changed with them.)
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from bronet.data.download import Digest, check_digest, download_file
+from bronet.errors import BronetError
+from bronet.files import read_object
+from bronet.recipe.reader import read_record
+
+HOME_VARIABLE = "BRONET_HOME"
+MANIFEST = "manifest.json"
+CONFIG = "config.json"
+SOURCES = "src"
+"""Name of the folder above the package in a checkout."""
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """One file of a published network."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    @property
+    def digest(self) -> Digest:
+        """What its content must be."""
+        return Digest("sha256", self.sha256)
+
+
+@dataclass(frozen=True)
+class PublishedNetwork:
+    """A network of the manifest.
+
+    `url` is the address of its folder, empty as long as it has none; `source` is how it was made; `results` is the
+    folder of its published rows; `files` ends with the configuration, which a complete folder has.
+    """
+
+    name: str
+    url: str
+    source: str
+    results: str
+    files: tuple[PublishedFile, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The published networks that are not in the package."""
+
+    networks: tuple[PublishedNetwork, ...]
+
+
+def package_home() -> Path:
+    """Return the folder of the package's own networks."""
+    return Path(str(resources.files("bronet.pretrained"))) / "networks"
+
+
+def checkout_home() -> Path | None:
+    """Return the `weights` folder of the checkout that this package runs from; None for an installed package."""
+    sources = Path(__file__).resolve().parents[2]
+    return sources.parent / "weights" if sources.name == SOURCES else None
+
+
+def user_home() -> Path:
+    """Return the user's own folder of networks: $BRONET_HOME, else the cache folder of the platform."""
+    if chosen := os.environ.get(HOME_VARIABLE):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "bronet"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "bronet"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bronet"
+
+
+@cache
+def published_networks() -> tuple[PublishedNetwork, ...]:
+    """Return the networks of the manifest."""
+    return read_record(Manifest, read_object(package_home() / MANIFEST), MANIFEST).networks
+
+
+def packaged_names() -> tuple[str, ...]:
+    """Return the names of the networks in the package."""
+    home = package_home()
+    return tuple(sorted(path.parent.relative_to(home).as_posix() for path in home.glob(f"*/*/{CONFIG}")))
+
+
+def pretrained_names() -> tuple[str, ...]:
+    """Return the names of all networks: those in the package and those of the manifest."""
+    return tuple(sorted({*packaged_names(), *(network.name for network in published_networks())}))
+
+
+def named_folder(name: str) -> Path:
+    """Return the folder of a named network, downloaded if need be; raise with the places where it was sought."""
+    if name in packaged_names():
+        return package_home() / name
+    homes = [home for home in (package_home(), checkout_home(), user_home()) if home is not None]
+    for network in published_networks():
+        if network.name == name:
+            return published_folder(network, homes)
+    raise BronetError(
+        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
+        f"the names are {', '.join(pretrained_names())}; looked in {_listed(homes)}"
+    )
+
+
+def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
+    """Return the folder of a network of the manifest in the first of `homes` that has it, else download it to the last.
+
+    Guaranteed: its configuration, which names the weights by their hash, is the published one.
+    """
+    for folder in (home / network.name for home in homes):
+        if (folder / CONFIG).is_file():
+            for file in network.files:
+                if file.name == CONFIG:
+                    check_digest(
+                        folder / CONFIG,
+                        file.digest,
+                        named=str(folder / CONFIG),
+                        remedy=f"delete {folder} and get {network.name} again",
+                    )
+            return folder
+    folder = homes[-1] / network.name
+    if not network.url:
+        raise BronetError(
+            f"{network.name} must be on this machine, because it has no address for a download yet, but it is not in "
+            f"{_listed(homes)}; copy weights/{network.name} of the repository to {folder}"
+        )
+    try:
+        for file in network.files:  # the configuration comes last: a folder that has one is complete
+            download_file(f"{network.url.rstrip('/')}/{file.name}", folder / file.name, file.digest)
+    except BronetError as error:
+        raise BronetError(f"{network.name} is not in {_listed(homes)}; {error}") from None
+    return folder
+
+
+def _listed(homes: Sequence[Path]) -> str:
+    return ", ".join(str(home) for home in homes)
