@@ -6,13 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bronet import BROConv2d
-from bronet.layers.prepared import prepared
-from bronet.ortho.spd import inverting_by, symmetric_inverse
 from bronet.recipe import named_recipe, override
 from bronet.train.nadam import FusedNAdam
 from bronet.train.processes import BACKENDS, Processes
-from bronet.train.shared_transforms import sharing
 from sharded_steps import largest_difference, trained
 
 pytestmark = [
@@ -28,26 +24,6 @@ def group_of_one() -> Iterator[None]:
     dist.init_process_group(BACKENDS["cuda"], store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_shared_inverses_are_those_of_one_process() -> None:
-    A = torch.randn(2, 5, 6, 6, generator=torch.Generator().manual_seed(0)).cuda()
-    S = A @ A.mT + torch.eye(6, device="cuda")
-    expected = symmetric_inverse(S)
-    with inverting_by(sharing(ALONE)):
-        torch.testing.assert_close(symmetric_inverse(S), expected, atol=0, rtol=0)
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_inverses_prepared_on_streams_of_their_own_may_be_shared() -> None:
-    torch.manual_seed(0)
-    layers = torch.nn.Sequential(*(BROConv2d(c, c, 3, rank=4, residual_depth=3) for c in (16, 16, 32))).cuda()
-    inputs = [torch.randn(4, c, 8, 8, device="cuda") for c in (16, 16, 32)]
-    expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]  # the grid is known from here on
-    with inverting_by(sharing(ALONE)), prepared(layers):
-        shared = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
-    torch.testing.assert_close(shared, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("group_of_one")

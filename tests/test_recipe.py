@@ -219,15 +219,6 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
         parse_budget(text)
 
 
-def test_a_setting_that_is_gone_may_stay_in_a_text_that_does_without_it() -> None:
-    recipe = named_recipe("cifar10/bronet-m")
-    with_zero = to_text(recipe).replace("  beta: 5.0\n", "  beta: 5.0\n  tolerance: 0.0\n")
-    assert "tolerance" in with_zero
-    assert from_text(with_zero) == recipe
-    with pytest.raises(BronetError, match=r"loss\.tolerance must be 0\.0, got 0\.3: it was tried and dropped"):
-        from_text(with_zero.replace("tolerance: 0.0", "tolerance: 0.3"))
-
-
 def test_an_unknown_recipe_names_the_nearest_one() -> None:
     with pytest.raises(BronetError, match="did you mean 'cifar10/bronet-m'"):
         named_recipe("cifar10/bronetm")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bronet.layers.shift import Centring
-from bronet.ortho.spd import inverting_by, symmetric_inverse
 from torchrun import alone, largest_difference, together
 
 # Ten and twenty steps in float32. NAdam divides by the root of squared gradients, which magnifies rounding a little.
@@ -20,20 +19,18 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("values", "flags"),
+    "values",
     [
-        (("train.epochs=4", "train.ema_decay=0.5", "train.validate_every=2"), ("--share-transforms",)),
+        ("train.epochs=4", "train.ema_decay=0.5", "train.validate_every=2"),
         # Few steps: gradients jump where MaxMin or EMMA changes sides, and then rounding is magnified.
-        (("train.epochs=2", "model.backbone=lipreg", "optim.name=sgd", "optim.lr=0.05", "loss.name=ce"), ()),
-        (("train.epochs=2", "optim.name=muon", "optim.schedule=linear"), ()),
+        ("train.epochs=2", "model.backbone=lipreg", "optim.name=sgd", "optim.lr=0.05", "loss.name=ce"),
+        ("train.epochs=2", "optim.name=muon", "optim.schedule=linear"),
     ],
     ids=["bronet", "liresnet", "muon"],
 )
-def test_two_processes_train_the_network_of_one(
-    tmp_path: Path, values: tuple[str, ...], flags: tuple[str, ...]
-) -> None:
+def test_two_processes_train_the_network_of_one(tmp_path: Path, values: tuple[str, ...]) -> None:
     alone(tmp_path / "one", *values)
-    printed = together(tmp_path / "two", *values, flags=flags)
+    printed = together(tmp_path / "two", *values)
     assert printed.count("epoch 2/") == printed.count("trained: ") == 1  # one process speaks
     assert largest_difference(tmp_path / "one", tmp_path / "two") < ROUNDING
     for one, two in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
@@ -68,18 +65,3 @@ def test_centring_over_all_processes_is_that_of_the_whole_batch() -> None:
     (losses[0] + losses[1]).backward()
     torch.testing.assert_close(torch.cat([share.grad for share in shares]), full.grad)
     torch.testing.assert_close(layers[0].mean, whole.mean)
-
-
-def test_inverses_may_be_computed_by_others_within_a_scope() -> None:
-    S = torch.eye(3, dtype=torch.float64).expand(4, 3, 3) * 2
-    seen: list[int] = []
-
-    def in_two_parts(invert: object, matrices: Tensor) -> Tensor:
-        assert callable(invert)
-        seen.append(len(matrices))
-        return torch.cat([invert(part) for part in matrices.chunk(2)])
-
-    with inverting_by(in_two_parts):
-        torch.testing.assert_close(symmetric_inverse(S), S / 4)
-    symmetric_inverse(S)
-    assert seen == [4]

@@ -72,7 +72,7 @@ def test_one_process_goes_on_from_a_sharded_checkpoint(runs: tuple[Path, Path], 
 
 def test_sharded_processes_go_on_from_the_checkpoint_of_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
     folder = half_way(runs[0], tmp_path / "run")
-    printed = together(folder, *RUN, flags=("--fsdp", "--share-transforms", "--resume"))
+    printed = together(folder, *RUN, flags=("--fsdp", "--resume"))
     assert "epoch 3/4" in printed
     assert "epoch 2/4" not in printed
     assert largest_difference(runs[0], folder) < ROUNDING

@@ -59,9 +59,6 @@ def train(
         bool, typer.Option("--deterministic", help="Repeat bits on a GPU, somewhat slower; a CPU always does.")
     ] = False,
     track: Annotated[bool, typer.Option("--track", help="Write for TensorBoard, too (needs bronet[track]).")] = False,
-    share_transforms: Annotated[
-        bool, typer.Option("--share-transforms", help="Let the processes of torchrun share parameter transforms.")
-    ] = False,
     fsdp: Annotated[
         bool, typer.Option("--fsdp", help="Shard parameters and optimiser over the processes of torchrun.")
     ] = False,
@@ -101,7 +98,6 @@ def train(
             workers=workers,
             deterministic=deterministic,
             track=track,
-            share_transforms=share_transforms,
             fsdp=fsdp,
         ),
     )

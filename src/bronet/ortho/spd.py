@@ -4,17 +4,11 @@ The ridge only shrinks: with it a reflector's singular values 1 - 2 s^2 / (s^2 +
 depends on it being small. Without it a rank-deficient V has no reflector at all.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from bronet.ortho.inverse_factor import inverse_by_blocks
-
-Inverter = Callable[[Tensor], Tensor]
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
 BRO_RIDGE = 1e-7
@@ -76,26 +70,12 @@ def _inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     return torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
 
 
-_inverter: ContextVar[Inverter] = ContextVar("inverter", default=_inverse)
-
-
-@contextmanager
-def inverting_by(method: Callable[[Inverter, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, let `method(invert, S)` return all inverses in place of `invert(S)`: where processes share the work."""
-    token = _inverter.set(lambda S: method(_inverse, S))
-    try:
-        yield
-    finally:
-        _inverter.reset(token)
-
-
 class _SymmetricInverse(torch.autograd.Function):
     """S^-1 through Cholesky. Backward is two products, -P G P, instead of a differentiated factorisation."""
 
     @staticmethod
     def forward(ctx, S: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        # torch.compile cannot read a context variable; the result is the same wherever it is computed.
-        P = _inverse(S) if torch.compiler.is_compiling() else _inverter.get()(S)
+        P = _inverse(S)
         ctx.save_for_backward(P)
         return P
 

@@ -22,9 +22,6 @@ LONGEST_TEXT = 65_536  # characters; a recipe has about 1,500
 
 Plain = dict[str, Any]
 
-RETIRED = {("loss", "tolerance"): 0.0}
-"""Settings of earlier recipes, tried and dropped (docs/speedrun.md), with the value that does without them."""
-
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML without aliases and duplicate keys."""
@@ -66,7 +63,6 @@ def from_text(text: str) -> Recipe:
     plain = _parse(text, "a recipe")
     if isinstance(plain, dict) and isinstance(plain.get("model"), str):
         plain["model"] = _named_architecture(plain["model"])
-    _drop_retired(plain)
     return read_record(Recipe, plain, "")
 
 
@@ -106,18 +102,6 @@ def flatten(plain: Plain) -> Plain:
         else:
             flat[key] = value
     return flat
-
-
-def _drop_retired(plain: Any) -> None:
-    """Remove settings that are gone, in place; one that was in use is refused."""
-    for (table, key), neutral in RETIRED.items():
-        settings = plain.get(table) if isinstance(plain, dict) else None
-        if isinstance(settings, dict) and key in settings:
-            value = settings.pop(key)
-            if value != neutral:
-                raise BronetError(
-                    f"{table}.{key} must be {neutral}, got {reprlib.repr(value)}: it was tried and dropped"
-                )
 
 
 def _parse(text: str, what: str) -> Any:

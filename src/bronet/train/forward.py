@@ -13,12 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bronet.layers.streams import Beside
 from bronet.models import CertifiableModel
-from bronet.ortho.spd import inverting_by
 from bronet.recipe.schema import Recipe
 from bronet.train.objective import needs_gap
 from bronet.train.processes import Processes
 from bronet.train.sharding import shard
-from bronet.train.shared_transforms import sharing
 
 
 class TrainingForward(nn.Module):
@@ -27,11 +25,8 @@ class TrainingForward(nn.Module):
     On a GPU the estimates are refreshed `beside` the model's forward pass, where that does not read them.
     """
 
-    def __init__(
-        self, model: CertifiableModel, recipe: Recipe, *, shared_by: Processes | None = None, beside: bool = True
-    ) -> None:
+    def __init__(self, model: CertifiableModel, recipe: Recipe, *, beside: bool = True) -> None:
         super().__init__()
-        self.shared_by = shared_by
         self.model = model
         self.power_iterations = recipe.train.power_iterations
         self.in_bf16 = recipe.train.precision == "bf16"
@@ -42,9 +37,7 @@ class TrainingForward(nn.Module):
         estimates = Beside(pixels.device)
         with estimates() if self.estimates_beside else nullcontext():
             self.model.update_estimates(self.power_iterations)
-        sharing_inverses = nullcontext() if self.shared_by is None else inverting_by(sharing(self.shared_by))
-        autocast = torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False)
-        with autocast, sharing_inverses:
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False):
             logits = self.model(pixels)
         estimates.wait()
         with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
@@ -58,7 +51,6 @@ def forward_for(
     processes: Processes,
     *,
     device: torch.device,
-    share_transforms: bool = False,
     fsdp: bool = False,
 ) -> nn.Module:
     """Return the forward pass; with several processes, gradients are averaged over them during the backward pass.
@@ -70,12 +62,8 @@ def forward_for(
     if processes.world == 1:
         return TrainingForward(model, recipe)
     processes.centre_over_all(model)
-    forward = TrainingForward(
-        model,
-        recipe,
-        shared_by=processes if share_transforms else None,
-        beside=not fsdp,  # what is gathered on one stream would be freed while another still reads it
-    )
+    # What is gathered on one stream would be freed while another still reads it.
+    forward = TrainingForward(model, recipe, beside=not fsdp)
     if fsdp:
         shard(model, forward, device)
         return forward

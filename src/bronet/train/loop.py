@@ -49,7 +49,6 @@ def fit(
     processes: Processes | None = None,
     held_out: ImageSet | None = None,
     tracker: Tracker | None = None,
-    share_transforms: bool = False,
     fsdp: bool = False,
     resume: bool = False,
     progress: bool = True,
@@ -63,9 +62,7 @@ def fit(
     `BronetError`, and the last good checkpoint stays.
     """
     processes = processes or Processes()
-    forward = forward_for(
-        model.train(), recipe, processes, device=batches.device, share_transforms=share_transforms, fsdp=fsdp
-    )
+    forward = forward_for(model.train(), recipe, processes, device=batches.device, fsdp=fsdp)
     optimizer = optimizer_for(recipe.optim, model)
     tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
     training = Training(

@@ -30,12 +30,10 @@ class RunOptions:
     """How a run is carried out; none of it changes what is trained.
 
     `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard;
-    `share_transforms` lets several processes share the parameter transforms instead of repeating them; `fsdp` shards
-    parameters and optimiser over them.
+    `fsdp` shards parameters and optimiser over the processes.
     """
 
     workers: int = 0
-    share_transforms: bool = False
     fsdp: bool = False
     deterministic: bool = False
     track: bool = False
@@ -120,7 +118,6 @@ def train(
             processes=processes,
             held_out=held_out,
             tracker=tracker,
-            share_transforms=options.share_transforms,
             fsdp=options.fsdp,
             resume=resume,
             progress=progress,
