@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers import Kind, LipschitzLayer, Request, register_convolution
-from bronet.layers.rivals.fourier_conv import FourierConv2d
+from bronet.layers.rivals.fourier import FourierConv2d
 
 
 class ReflectionChainConv2d(FourierConv2d):

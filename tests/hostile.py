@@ -27,7 +27,7 @@ from bronet.layers import (
     PixelUnshuffle,
     convolution,
 )
-from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from bronet.layers.shape import ScaledMeanPool
 
 Shape = tuple[int, ...]
 Factory = Callable[..., LipschitzLayer]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bronet.cli.exit_status import leave
-from bronet.layers.prepared import PreparedLayer
+from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.train.diagnosis import find_bad_layer

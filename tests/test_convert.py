@@ -18,7 +18,7 @@ from bronet.layers import (
     Normalization,
     PixelUnshuffle,
 )
-from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from bronet.layers.shape import ScaledMeanPool
 
 SHAPE = (3, 16, 16)
 

@@ -6,15 +6,14 @@ from torch.testing import assert_close
 
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
-from bronet.layers.prepared import PreparedWeightLayer, ReflectorLayer
-from bronet.layers.streams import Beside
+from bronet.layers.execution import Beside, PreparedWeightLayer, ReflectorLayer
 from bronet.models import build_model
 from bronet.ortho.inverse_factor import eliminated
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 from bronet.ortho.real_dft import kernel_basis
+from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import symmetric_inverse
 from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
-from bronet.ortho.textbook import textbook_bro_convolution
 from bronet.recipe import named_recipe, override
 from bronet.train.optimizer import optimizer_for
 from bronet.train.step import TrainStep

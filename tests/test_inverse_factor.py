@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from bronet.ortho import inverse_factor as blocks
 from bronet.ortho.inverse_factor import TILE, inverse_by_blocks, inverse_factor
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

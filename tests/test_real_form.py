@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bronet.ortho.real_dft import DenseDFT, SeparableDFT, Window, frequencies, is_dense, real_dft
-from bronet.ortho.real_form import (
+from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
     _Reflection,
@@ -15,9 +14,10 @@ from bronet.ortho.real_form import (
     pixels_of,
     reflector_factor,
 )
+from bronet.ortho.real_dft import DenseDFT, SeparableDFT, Window, frequencies, is_dense, real_dft
+from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import unit_scaled
 from bronet.ortho.spectrum import autocorrelation, spectrum_blocks, spectrum_gram
-from bronet.ortho.textbook import textbook_bro_convolution
 
 RIDGE = 1e-7
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from canvas import Sheet, svg
 from palette import INK, PANEL, SOFT, stroke
 
 from bronet.layers import BROConv2d
+from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import frequencies
-from bronet.ortho.real_form import Windows
 
 IMAGE = 16
 

@@ -22,9 +22,9 @@ from bronet.data import load_dataset
 from bronet.errors import BronetError
 from bronet.layers.rivals import LOTConv2d
 from bronet.models import build_model
-from bronet.ortho.centred_spectrum import centred_spectrum
 from bronet.ortho.lot import LOT_RIDGE, LOT_STEPS, lot_iterates
 from bronet.ortho.reflector import block_reflector
+from bronet.ortho.spectrum import centred_spectrum
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec

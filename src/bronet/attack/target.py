@@ -23,7 +23,7 @@ from bronet.certificates.network import Certificate, ProvedNetwork
 from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 from bronet.recipe.schema import check_seed, parse_budget
 from bronet.run.attack_rows import AttackRow
 

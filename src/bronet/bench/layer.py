@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bronet.bench.timing import TimingRow, timing_row
 from bronet.layers import BROConv2d
-from bronet.ortho.precision import float32_products
-from bronet.ortho.textbook import textbook_bro_convolution
+from bronet.ortho.numerics import float32_products
+from bronet.ortho.reflector import textbook_bro_convolution
 
 
 @dataclass(frozen=True)

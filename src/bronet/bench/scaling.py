@@ -13,7 +13,7 @@ import torch
 from bronet.bench.layer import LayerShape, training_step
 from bronet.bench.timing import TimingRow, forget_earlier_memory, timing_row
 from bronet.layers import BROConv2d
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
 
 AXES: dict[str, dict[str, tuple[int, ...]]] = {

@@ -15,7 +15,7 @@ import torch
 
 from bronet.bench.row_file import csv_text
 from bronet.files import replace_bytes
-from bronet.layers.streams import Beside
+from bronet.layers.execution import Beside
 
 WARM_UP = 3
 GIB = 2**30

@@ -30,7 +30,7 @@ from bronet.layers import (
     convolution,
 )
 from bronet.layers.base import checked_shape
-from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from bronet.layers.shape import ScaledMeanPool
 from bronet.models import CertifiableModel, Chain
 
 _ACTIVATIONS = (

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import require_channels, require_counts, require_shape, without_autocast
-from bronet.layers.prepared import Inversion, ReflectorLayer
-from bronet.layers.residual import IdentityResidual
+from bronet.layers.execution import Inversion, ReflectorLayer
+from bronet.layers.residual_kernel import IdentityResidual
 from bronet.layers.shape import PixelUnshuffle, unshuffle
-from bronet.ortho.real_form import (
+from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
     apply_factor,
@@ -31,9 +31,14 @@ from bronet.ortho.real_form import (
 )
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
-from bronet.proof.fourier import FourierFrame
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
-from bronet.proof.reflector import a_priori_reflector_norm, factor_norm, orthonormal_factor, reflector_norm
+from bronet.proof.reflector import (
+    FourierFrame,
+    a_priori_reflector_norm,
+    factor_norm,
+    orthonormal_factor,
+    reflector_norm,
+)
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm
 

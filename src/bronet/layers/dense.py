@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, require_shape, without_autocast
-from bronet.layers.prepared import Inversion, PreparedWeightLayer, ReflectorLayer
-from bronet.layers.residual import IdentityResidual
+from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
+from bronet.layers.residual_kernel import IdentityResidual
 from bronet.ortho.cholesky import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, unit_scaled

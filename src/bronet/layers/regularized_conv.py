@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, require_channels, require_counts, require_shape
-from bronet.layers.residual import IdentityResidual
+from bronet.layers.residual_kernel import IdentityResidual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear

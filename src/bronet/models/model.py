@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers import Block, Head, LipschitzLayer
+from bronet.layers.execution import prepared
 from bronet.layers.faithful import require_faithful
-from bronet.layers.prepared import prepared
 
 
 class CertifiableModel(nn.Module):

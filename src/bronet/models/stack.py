@@ -18,7 +18,7 @@ from bronet.layers import (
     PixelUnshuffle,
     convolution,
 )
-from bronet.layers.rivals.mean_pool import ScaledMeanPool
+from bronet.layers.shape import ScaledMeanPool
 from bronet.models.model import CertifiableModel
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import DatasetSpec

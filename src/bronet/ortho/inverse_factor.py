@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 
 TILE = 64
 

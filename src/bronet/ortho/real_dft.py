@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.ortho.memo import memoized
+from bronet.ortho.numerics import memoized
 
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
 # unit makes the dense form's extra arithmetic free for longer.

@@ -1,12 +1,14 @@
-"""The block reflector W = I - 2 V (V*V)^-1 V* (Proposition 1), materialised.
+"""The block reflector W = I - 2 V (V*V)^-1 V* (Proposition 1), and the convolution as the paper has it (Algorithm 1).
 
-This is the definition that everything else is tested against; no layer forms W. A relative ridge is added to
-V*V, so that W exists for every V; with it W is a contraction instead of exactly orthogonal.
+W materialised, and one such W per frequency between two FFTs, are the definitions that everything else is tested
+against; no layer forms W. What dense layers run is `reflect`, what convolutions run is in `ortho.bro_convolution`. A
+relative ridge is added to V*V, so that W exists for every V; with it W is a contraction instead of exactly orthogonal.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Inexact
-from torch import Tensor
+from torch import Tensor, fft
 
 from bronet.ortho.spd import BRO_RIDGE, ridge_of, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 
@@ -32,13 +34,40 @@ def _unit_scaled(V: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m 
     return unit_scaled(V)
 
 
+def textbook_bro_convolution(
+    x: Float[Tensor, "b c_in h w"],
+    V: Float[Tensor, "c n k k"],
+    *,
+    c_out: int,
+    padding: int | None = None,
+    keep_padding: bool = False,
+    ridge: float = BRO_RIDGE,
+) -> Float[Tensor, "b c_out h_out w_out"]:
+    """Return the BRO convolution of x (Proposition 2): orthogonal on the padded grid, a contraction once cropped.
+
+    `padding` is k' on each side (default k // 2; zero makes the convolution circular); c = max(c_in, c_out). Half of
+    the spectrum suffices, because everything is real in space. Algorithm 1 crops k:-k in its last line; the stated
+    shapes need k':-k', which is what is done here.
+    """
+    c_in, k = x.shape[1], V.shape[-1]
+    pad = k // 2 if padding is None else padding
+    x = F.pad(x, (pad, pad, pad, pad))
+    size = (x.shape[-2], x.shape[-1])
+    X = fft.rfft2(x)  # b c_in H W/2+1
+    V_f = fft.rfft2(V, s=size).permute(2, 3, 0, 1)  # H W/2+1 c n
+    W = block_reflector(V_f, ridge=ridge)[..., :c_out, :c_in]
+    Y = (W @ X.permute(2, 3, 1, 0)).permute(3, 2, 0, 1)
+    y = fft.irfft2(Y, s=size)
+    return y if keep_padding or pad == 0 else y[..., pad:-pad, pad:-pad]
+
+
 def dense_inverse(V: Float[Tensor, "*batch c n"], *, ridge: float) -> Float[Tensor, "*batch n n"]:
     """Return (V'V + e I)^-1."""
     return symmetric_inverse(with_ridge(V.mT @ V, ridge))
 
 
 class _DenseReflection(torch.autograd.Function):
-    """x, V -> E x - 2 V[:c_out] S^-1 V[:c_in]' x: the backward pass is that of `ortho.real_form` with D = I."""
+    """x, V -> E x - 2 V[:c_out] S^-1 V[:c_in]' x: the backward pass is that of `ortho.bro_convolution` with D = I."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def, override]  # noqa: PLR0917

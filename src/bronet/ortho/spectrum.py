@@ -1,16 +1,20 @@
-"""The parameters of a BRO convolution in the Fourier basis: A_f for every frequency, and its Gram matrix S_f.
+"""Kernels in the Fourier basis: a BRO convolution's A_f and its Gram matrix S_f, other layers' complex matrices.
 
 A_f = [[Re V_f, -Im V_f], [Im V_f, Re V_f]] is the real form of the complex c x n matrix V_f. S_f needs no
 frequency-domain product of that size: it is the Fourier transform of the kernel's autocorrelation, whose k^2 x k^2
 taps of n x n are one product. On grids that are small against k^2 the direct product A_f'A_f costs less.
+
+Cayley, LOT, Cholesky and ECO map complex matrices, one for each frequency up to conjugation, which halves their
+arithmetic against real blocks; what is applied to images is real again. They see the phase of a kernel, so its middle
+tap lies at the origin there, which the block reflector need not care about.
 """
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from bronet.ortho.memo import memoized
+from bronet.ortho.numerics import memoized
 from bronet.ortho.real_dft import frequencies, kernel_basis
 
 
@@ -122,3 +126,21 @@ def fill_channels(u: Float[Tensor, "f two_channels b"], c: int) -> Float[Tensor,
     if channels == c:
         return u
     return F.pad(u.unflatten(-2, (2, channels)), (0, 0, 0, c - channels)).flatten(1, 2)
+
+
+def centred_spectrum(
+    kernel: Float[Tensor, "m n kh kw"], grid: tuple[int, int], *, dense: bool
+) -> Complex[Tensor, "f m n"]:
+    """Return the kernel's matrix at every frequency of the grid, the middle tap at the origin."""
+    m, n, kh, kw = kernel.shape
+    middle = (-(kh // 2), -(kw // 2))
+    basis = kernel_basis(grid, (kh, kw), dense=dense, dtype=kernel.dtype, device=kernel.device, corner=middle)
+    taps = kernel.permute(2, 3, 0, 1).reshape(kh * kw, m * n)
+    re, im = (basis @ taps).view(2, -1, m, n).unbind(0)
+    return torch.complex(re, im)
+
+
+def real_blocks(W: Complex[Tensor, "f m n"]) -> Float[Tensor, "f two_m two_n"]:
+    """Return [[Re W, -Im W], [Im W, Re W]]: the same map on (re, im) pairs, with the same singular values, twice."""
+    re, im = W.real, W.imag
+    return torch.cat((torch.cat((re, -im), dim=-1), torch.cat((im, re), dim=-1)), dim=-2)

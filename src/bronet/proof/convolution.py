@@ -1,9 +1,13 @@
-"""Proved upper bounds on the norm of a zero-padded, strided convolution, with its kernel as stored.
+"""Proved upper bounds on the norm of a convolution with its kernel as stored, and the convolution that proofs compute.
 
 Small inputs: the norm itself, from the Gram matrix J'J of the explicit Jacobian, which is a sum of copies of the
 kernel's own Gram matrix, one for each output pixel. Large inputs: the convolution is a compression of a circular one
 on a grid of at least s + k - 1 pixels, a stride becoming extra input channels (polyphase), so the largest singular
 value over that grid's frequencies bounds it; this is loose by up to two percent for a CIFAR stem, more on tiny images.
+A kernel that AOL or SLL rescaled has a bound for images of every size, from weighted absolute sums.
+
+A library's convolution may use transforms that the standard model of rounding does not cover, so a proof multiplies the
+kernel with patches instead (`patch_convolution`).
 """
 
 import math
@@ -16,6 +20,9 @@ from torch import Tensor
 from bronet.ortho.spectrum import spectrum_blocks
 from bronet.proof.rounding import TRIGONOMETRIC_ULPS, gamma, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue, power_of_two_scale
+
+# Channels whose patches are held at a time: memory, not accuracy.
+_CHANNELS_AT_ONCE = 32
 
 # Inputs up to which the explicit Jacobian is used: its Gram matrix has the square of this many entries.
 EXPLICIT_INPUTS = 4096
@@ -87,6 +94,59 @@ def absolute_convolution_norm(kernel: Float[Tensor, "c_out c_in kh kw"]) -> floa
     return up(math.sqrt(into_output) * math.sqrt(from_input) * (1 + gamma(magnitude.numel())))
 
 
+def kept_size_norm(kernel: Float[Tensor, "c_out c_in k k"], size: tuple[int, int], *, circular: bool) -> float:
+    """Return a proved upper bound on the norm of `patch_convolution` on images of this size."""
+    if circular:
+        return circular_norm(kernel, size)
+    return convolution_norm(kernel, size, stride=1, padding=kernel.shape[-1] // 2)
+
+
+def weighted_sum_norm(kernel: Float[Tensor, "c_out c_in k k"], weights: Float[Tensor, " c_in"]) -> float:
+    """Return an upper bound on the norm of the convolution with a float64 kernel, zero-padded or circular, any size.
+
+    For a symmetric G and positive weights w, lambda_max(G) <= max over i of (sum over j of |G_ij| w_j) / w_i, here with
+    the kernel's Gram operator as G. The weights decide how tight the bound is, never whether it holds; with those that
+    AOL and SLL imply it is one, up to the rounding that is counted here.
+    """
+    c_out, c_in, k, _ = kernel.shape
+    sums = (_absolute_autocorrelation(kernel) @ weights) / weights
+    magnitude = kernel.abs()
+    # Rounding of the autocorrelation: gamma of the sums' length times the autocorrelation of |K|, summed alike.
+    per_output = magnitude.sum((2, 3))
+    absolute = (per_output.mT @ (per_output @ weights)) / weights
+    length = c_out * k * k
+    exact = sums + gamma(length) * absolute
+    further = gamma(c_in * (2 * k - 1) ** 2 + length + 4)  # the sums over taps and channels, and the division
+    return up(math.sqrt(float((exact * (1 + further)).max())))
+
+
+def patch_convolution(
+    x: Float[Tensor, "b c_in h w"], kernel: Float[Tensor, "c_out c_in k k"], *, circular: bool
+) -> Float[Tensor, "b c_out h w"]:
+    """Return the convolution that keeps the image's size, for odd k, as one product of the kernel with patches."""
+    h, w = x.shape[-2:]
+    k = kernel.shape[-1]
+    patches = F.unfold(pad_edges(x, k // 2, circular=circular), k)
+    return (kernel.flatten(1) @ patches).unflatten(-1, (h, w))
+
+
+def pad_edges(x: Float[Tensor, "b c h w"], width: int, *, circular: bool) -> Float[Tensor, "b c h_out w_out"]:
+    """Return the image with `width` more pixels on each side: zeros, or its own opposite edge.
+
+    Unlike `F.pad` it wraps as often as needed, so that a kernel may be larger than the image.
+    """
+    if not circular:
+        return F.pad(x, (width, width, width, width))
+    for dim in (-2, -1):
+        size = x.shape[dim]
+        x = x.index_select(dim, _wrapped(x, size, width))
+    return x
+
+
+def _wrapped(x: Tensor, size: int, width: int) -> Tensor:
+    return torch.arange(-width, size + width, device=x.device) % size
+
+
 def _polyphase(kernel: Float[Tensor, "c_out c_in kh kw"], stride: int) -> Float[Tensor, "c_out c_phases th tw"]:
     """Return the stride-1 kernel that acts on the image split into stride x stride phases."""
     kh, kw = kernel.shape[2:]
@@ -102,3 +162,15 @@ def _patch_index(c_in: int, size: tuple[int, int], taps: tuple[int, int], *, str
     numbers = torch.arange(1, inputs + 1, dtype=torch.float64).view(1, c_in, h, w)
     patches = F.unfold(numbers, taps, padding=padding, stride=stride)[0].mT.long()
     return torch.where(patches == 0, inputs, patches - 1)
+
+
+def _absolute_autocorrelation(kernel: Float[Tensor, "c_out c_in k k"]) -> Float[Tensor, "c_in c_in"]:
+    """Return the sum over taps of |autocorrelation|, through matrix products, whose rounding is known."""
+    k = kernel.shape[-1]
+    columns = kernel.transpose(0, 1)
+    flat = columns.flatten(1)
+    parts = [
+        (flat @ F.unfold(some, k, padding=k - 1)).abs().sum(-1)  # (some of i, j)
+        for some in columns.split(_CHANNELS_AT_ONCE)
+    ]
+    return torch.cat(parts)

@@ -1,4 +1,7 @@
-"""Bounds for I - 2 D' Q Q' D with the stored factor Q and the stored Fourier basis D.
+"""Bounds for D'WD and I - 2 D'QQ'D, with the matrices W, the factor Q and the Fourier basis D as they are stored.
+
+D'D is the identity only up to rounding, so every operator D'_target W D_source is bounded by |W| |D|^2 with a
+proved |D|; the bases of a window are columns of the whole grid's basis, whose norm bounds theirs (`FourierFrame`).
 
 Q'Q is positive semidefinite, so the operator is symmetric with eigenvalues in [1 - 2 lambda, 1], where lambda bounds
 lambda_max(Q'Q) lambda_max(D'D): its norm is at most max(1, 2 lambda - 1). Cutting channels or pixels is a compression,
@@ -6,20 +9,59 @@ which cannot raise a norm.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
+from bronet.ortho.bro_convolution import Windows
+from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled, with_ridge
+from bronet.proof.proved_map import Product
 from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma, up
-from bronet.proof.spectral import gram_error, largest_eigenvalue
+from bronet.proof.spectral import absolute_norm, gram_error, largest_eigenvalue, largest_singular_value
 
 # Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect: N^4
 # entries of size sqrt(2)/N, each wrong by TRIGONOMETRIC_ULPS of itself at most, move D'D by 2 sqrt(2) N times that.
 _WIDEST_GRID = 2**16
 _BASIS_DEFECT = 4 * TRIGONOMETRIC_ULPS * UNIT_ROUNDOFF * _WIDEST_GRID
+
+
+@dataclass(frozen=True)
+class FourierFrame:
+    """The float64 bases from an image's pixels to frequencies (`source`) and back (`target`), with proved norms."""
+
+    source: RealDFT
+    target: RealDFT
+    dense: bool
+    factor_norms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, windows: Windows, device: torch.device, *, dense: bool | None = None) -> "FourierFrame":
+        """Return the bases of these windows, by default in the form that layers use on this device."""
+        grid = windows.source.grid
+        dense = is_dense(grid, device) if dense is None else dense
+        whole = real_dft(Window(grid, grid), dense=dense, dtype=torch.float64, device=device)
+        # Both windows are cut from one stored D, so that a layer is a compression of one operator, exactly.
+        source, target = whole.cropped(windows.source), whole.cropped(windows.target)
+        return cls(source, target, dense, tuple(largest_singular_value(factor) for factor in whole.factors()))
+
+    @property
+    def norm(self) -> float:
+        """An upper bound on |D|."""
+        return up(math.prod(self.factor_norms))
+
+    def analysis(self) -> list[Product]:
+        """Return the products of D x: each factor sums over its columns."""
+        pairs = zip(self.source.factors(), self.factor_norms, strict=True)
+        return [Product(norm, absolute_norm(factor), factor.shape[1]) for factor, norm in pairs]
+
+    def synthesis(self) -> list[Product]:
+        """Return the products of D'u: each factor sums over its rows, the last factor first."""
+        pairs = reversed(list(zip(self.target.factors(), self.factor_norms, strict=True)))
+        return [Product(norm, absolute_norm(factor), factor.shape[0]) for factor, norm in pairs]
 
 
 def orthonormal_factor(

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bronet.layers.streams import Beside
+from bronet.layers.execution import Beside
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe
 from bronet.train.objective import needs_gap

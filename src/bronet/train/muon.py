@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.optim import NAdam, Optimizer
 
 from bronet.layers.base import DerivedLayer
-from bronet.layers.streams import side_by_side
+from bronet.layers.execution import side_by_side
 from bronet.models import CertifiableModel
 from bronet.ortho.newton_schulz import newton_schulz
 from bronet.train.nadam import FusedNAdam

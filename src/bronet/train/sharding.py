@@ -19,7 +19,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from bronet.layers.prepared import PreparedLayer
+from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.errors import BronetError
-from bronet.layers.streams import Beside
+from bronet.layers.execution import Beside
 from bronet.models import CertifiableModel
-from bronet.ortho.precision import float32_products
+from bronet.ortho.numerics import float32_products
 from bronet.recipe.schema import Recipe
 from bronet.train.forward import TrainingForward
 from bronet.train.lookahead import Lookahead

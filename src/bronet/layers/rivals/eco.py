@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution
 from bronet.layers.shape import PixelUnshuffle, unshuffle
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
+from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import DenseDFT, Window, real_dft
-from bronet.ortho.real_form import Windows
-from bronet.ortho.spectrum import rows_of_channels
-from bronet.proof.fourier import FourierFrame
+from bronet.ortho.spectrum import centred_spectrum, real_blocks, rows_of_channels
 from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.reflector import FourierFrame
 from bronet.proof.rounding import up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 

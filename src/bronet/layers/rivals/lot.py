@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers.rivals.fourier_conv import FourierConv2d
-from bronet.ortho.centred_spectrum import real_blocks
+from bronet.layers.rivals.fourier import FourierConv2d
 from bronet.ortho.lot import LOT_STEPS, lot_orthogonal
 from bronet.ortho.real_dft import is_dense
+from bronet.ortho.spectrum import real_blocks
 
 # A layer whose worst singular value is further from one than this is called not converged.
 CONVERGED = 1e-3

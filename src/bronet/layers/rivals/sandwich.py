@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_size
-from bronet.layers.rivals.fourier_conv import GridKey, apply_spectrum
+from bronet.layers.rivals.fourier import GridKey, apply_spectrum
 from bronet.layers.shape import PixelUnshuffle, unshuffle
+from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.cayley import cayley
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
 from bronet.ortho.real_dft import is_dense, real_dft
-from bronet.ortho.real_form import Windows
-from bronet.proof.fourier import FourierFrame
+from bronet.ortho.spectrum import centred_spectrum, real_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
+from bronet.proof.reflector import FourierFrame
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
 from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
-from bronet.layers.rivals.spatial_conv import convolve_kept_size
+from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.skew import largest_skew_norm, reshapings, skew_kernel
-from bronet.proof.convolution import absolute_convolution_norm
+from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma, up
-from bronet.proof.spatial import patch_convolution
 from bronet.proof.spectral import largest_singular_value
 
 TRAINING_TERMS = 6

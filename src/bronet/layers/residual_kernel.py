@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.ortho.memo import memoized
+from bronet.ortho.numerics import memoized
 
 
 class IdentityResidual(nn.Module):

@@ -1,4 +1,4 @@
-"""What LOT, Cayley and the Cholesky convolution share: one matrix W_f per frequency, applied between Fourier bases.
+"""Convolutions given by one matrix W_f per frequency: Cayley and Cholesky here, LOT in its own file.
 
     y = D' W_f D x
 
@@ -6,22 +6,26 @@ with the real basis D of the padded grid, half of the spectrum, and W_f from the
 that of the W_f as stored, times the stored basis' own defect; how W_f was made need not be trusted.
 """
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.residual import IdentityResidual
+from bronet.layers.residual_kernel import IdentityResidual
 from bronet.layers.rivals.arguments import require_convolution, require_size
 from bronet.layers.shape import PixelUnshuffle, unshuffle
-from bronet.ortho.centred_spectrum import centred_spectrum, real_blocks
+from bronet.ortho.bro_convolution import Windows
+from bronet.ortho.cayley import cayley
+from bronet.ortho.cholesky import cholesky_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
-from bronet.ortho.real_form import Windows
-from bronet.proof.fourier import FourierFrame
+from bronet.ortho.spd import CHOLESKY_RIDGE
+from bronet.ortho.spectrum import centred_spectrum, real_blocks
 from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.reflector import FourierFrame
 from bronet.proof.rounding import up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
@@ -145,3 +149,43 @@ def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:
     pixels = x.permute(2, 3, 1, 0).reshape(h * w, c, b)
     y = basis.synthesis(W @ basis.analysis(pixels))
     return y.view(h, w, W.shape[-2] // 2, b).permute(3, 2, 0, 1)
+
+
+class CayleyConv2d(FourierConv2d):
+    """x -> (I - A)(I + A)^-1 x with A = V - V*; arguments as in FourierConv2d.
+
+    There is no residual re-parameterisation: its identity would cancel in V - V*, and V = 0 is the identity already.
+    """
+
+    recordable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        circular: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride=stride, circular=circular, device=device, dtype=dtype
+        )
+
+    def reset_parameters(self) -> None:
+        """Start like a plain convolution (uniform, variance 1 / (3 c_in k^2)), as the published layer does."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        return cayley(V)
+
+
+class CholeskyConv2d(FourierConv2d):
+    """x -> L^-1 V x at every frequency; arguments as in FourierConv2d. The ridge is that of the dense layer."""
+
+    recordable: ClassVar[bool] = False
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        return cholesky_orthogonal(V, ridge=CHOLESKY_RIDGE)

@@ -1,4 +1,4 @@
-"""The BRO convolution in its real low-rank form: what runs.
+"""The BRO convolution in its real low-rank form: what runs (`textbook_bro_convolution` is the readable form).
 
     y = E x - 2 D' A[:c_out] S^-1 A[:c_in]' D x,    A_f = [[Re V_f, -Im V_f], [Im V_f, Re V_f]],    S_f = A_f'A_f + e I
 
