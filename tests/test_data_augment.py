@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from bronet.data.augment import augment, random_crop, random_flip
-from bronet.data.batches import generator_for
-from bronet.data.digits import load_digits
-from bronet.data.gather import gather_pixels
+from bronet.data.embedded import load_digits
+from bronet.data.operations import gather_pixels
 from bronet.data.rand_augment import Op, apply_ops, op_tables
+from bronet.data.randomness import generator_for
 from bronet.errors import BronetError
 from bronet.recipe.schema import Border, DataRecipe
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, stable_hash, steps_per_epoch
+from bronet.data.batches import endless_batch, epoch_order, steps_per_epoch
+from bronet.data.randomness import Share, generator_for, stable_hash
 from bronet.errors import BronetError
 
 
@@ -55,7 +56,7 @@ def test_passes_of_a_stream_have_orders_of_their_own() -> None:
 def test_the_shares_of_all_processes_are_the_batch(size: int, world: int) -> None:
     draws = torch.arange(size * world)
     shares = [Share.of_rank(size * world, rank=rank, world=world) for rank in range(world)]
-    assert torch.equal(torch.cat([share.cut(draws) for share in shares]), draws)
+    assert torch.equal(torch.cat([share.take(draws) for share in shares]), draws)
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:

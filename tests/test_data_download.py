@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bronet.data.archive import unpack_archive
-from bronet.data.download import Digest, download_file
+from bronet.data.archive import Digest, download_file, unpack_archive
 from bronet.errors import BronetError
 from served_files import serving_files
 

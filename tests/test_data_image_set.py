@@ -11,7 +11,7 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from bronet.data import ImageSet, load_dataset, stratified_split
-from bronet.data.digits import load_digits
+from bronet.data.embedded import load_digits
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 

@@ -9,8 +9,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from bronet.data.batches import generator_for
-from bronet.data.digits import load_digits
+from bronet.data.embedded import load_digits
 from bronet.data.rand_augment import (
     LARGEST_ENHANCEMENT,
     LARGEST_MAGNITUDE,
@@ -22,6 +21,7 @@ from bronet.data.rand_augment import (
     op_tables,
     rand_augment,
 )
+from bronet.data.randomness import generator_for
 from bronet.errors import BronetError
 from bronet.recipe.schema import RandAugmentOps
 

@@ -11,7 +11,7 @@ import torch
 from bronet import BronetError
 from bronet.data import data_folder, load_dataset
 from bronet.data.cifar import LAYOUTS
-from bronet.data.sample import IMAGES_FILE, ROWS_FILE, sample_indices
+from bronet.data.embedded import IMAGES_FILE, ROWS_FILE, sample_indices
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bronet" / "data"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bronet.data.pillow import FORMATS
+from bronet.data.decode import FORMATS
 from bronet.errors import BronetError
 from bronet.web.upload import MOST_BYTES, read_upload
 from web_files import drawn, encoded, noise_image, saved

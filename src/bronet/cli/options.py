@@ -96,7 +96,7 @@ def chosen_split(
     """
     from bronet.data import data_folder
     from bronet.data.cifar import LAYOUTS
-    from bronet.data.sample import SAMPLED
+    from bronet.data.embedded import SAMPLED
 
     if split is not None or data.name != SAMPLED or data_dir is not None or download:
         return split or Split.TEST

@@ -3,9 +3,15 @@
 The digits shipped with the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (Section 5), and folders of one's own.
 """
 
-from bronet.data.ahead import prepared_ahead
 from bronet.data.augment import augment
-from bronet.data.batches import Share, endless_batch, epoch_order, generator_for, steps_per_epoch
+from bronet.data.batches import (
+    Batch,
+    MixedBatches,
+    endless_batch,
+    epoch_order,
+    prepared_ahead,
+    steps_per_epoch,
+)
 from bronet.data.file_set import FileSet
 from bronet.data.image_set import ImageSet, stratified_split
 from bronet.data.load import (
@@ -17,7 +23,7 @@ from bronet.data.load import (
     open_images,
     open_synthetic,
 )
-from bronet.data.mixed_batches import Batch, MixedBatches
+from bronet.data.randomness import Share, generator_for
 from bronet.data.stream import DecodedStream, ImageStream, ResidentStream
 
 __all__ = [

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from bronet.data.batches import Share
-from bronet.data.gather import gather_pixels
+from bronet.data.operations import gather_pixels
 from bronet.data.rand_augment import rand_augment
+from bronet.data.randomness import Share
 from bronet.errors import BronetError
 from bronet.recipe.dataset import BYTE_SCALE
 from bronet.recipe.schema import Border, DataRecipe
@@ -65,7 +65,7 @@ def random_crop(
     n, _, height, width = images.shape
     device, share = images.device, share or Share.whole(n)
     drawn = torch.randint(-padding, padding + 1, (2, share.total, 1, 1), generator=generator, device=device)
-    shift = share.cut(drawn, dim=1)
+    shift = share.take(drawn, dim=1)
     row = torch.arange(height, device=device).view(1, height, 1) + shift[0]
     column = torch.arange(width, device=device).view(1, 1, width) + shift[1]
     return gather_pixels(images, row, column, border=border)
@@ -77,4 +77,4 @@ def random_flip(
     """Return each image mirrored left to right with probability 1/2."""
     share = share or Share.whole(len(images))
     mirrored = torch.randint(0, 2, (share.total, 1, 1, 1), generator=generator, device=images.device)
-    return torch.where(share.cut(mirrored).bool(), images.flip(-1), images)
+    return torch.where(share.take(mirrored).bool(), images.flip(-1), images)

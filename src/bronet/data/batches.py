@@ -1,74 +1,116 @@
-"""Stateless randomness: the order of every epoch and the noise of every step follow from names and numbers.
+"""The batches of a run: real images, mixed with generated ones if the recipe says so, augmented (App. B.5 and B.6).
 
-A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed run draws what the uninterrupted
-run would have drawn, with no random state to save (App. B trains with shuffled mini-batches). The bits are
-those of one torch version and one kind of device; another version may draw different ones.
+Each stream has its own order: an epoch is one pass over the real images, and the generated ones are visited at their
+own pace. Batch and augmentation of a step follow from (seed, step) only, so starting at any step, in any number of
+processes, gives the same images. RandAugment comes after cropping, so that it runs on the training device.
 """
 
-import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from bronet.data.augment import augment
+from bronet.data.randomness import Share, generator_for
+from bronet.data.stream import ImageStream, Wanted
 from bronet.errors import BronetError
+from bronet.recipe.schema import DataRecipe, Recipe
 
-SEED_BYTES = 8
-LARGEST_SEED = 2**63 - 1
-"""`manual_seed` takes signed 64-bit integers."""
+SYNTHETIC_ORDER = "synthetic order"
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part `start` to `stop` of a batch of `total` images that one process works on.
+class Batch(NamedTuple):
+    """Augmented pixels in [0, 1] and labels, on the training device: this process's share of the batch."""
 
-    Draws are made for the whole batch and cut, so that the images of a batch do not depend on how it is shared.
+    pixels: Float[Tensor, "b c h w"]
+    labels: Int64[Tensor, " b"]
+
+
+class MixedBatches:
+    """All batches of a run, from any step on; process `rank` of `world` gets its share of each."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        real: ImageStream,
+        synthetic: ImageStream | None = None,
+        *,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.data, self.seed, self.scale = recipe.data, recipe.train.seed, recipe.data.spec().scale
+        if bool(self.data.synthetic_batch) != (synthetic is not None):
+            raise BronetError(f"data.synthetic_batch = {self.data.synthetic_batch} needs the generated images, too")
+        self.real, self.synthetic, self.device = real, synthetic, device
+        self.real_batch = recipe.train.batch_size - self.data.synthetic_batch
+        self.real_share = Share.of_rank(self.real_batch, rank=rank, world=world)
+        self.synthetic_share = Share.of_rank(self.data.synthetic_batch, rank=rank, world=world)
+        self.steps_per_epoch = steps_per_epoch(len(real), self.real_batch)
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches of the steps `start` to `stop` - 1, counted from the beginning of the run."""
+        steps = range(start, stop)
+        real = self.real.deliver(self._real_plan(step) for step in steps)
+        if self.synthetic is None:
+            for step, stored in zip(steps, real, strict=True):
+                yield self._batch(self._augmented(stored.images, step), stored.labels)
+            return
+        generated = self.synthetic.deliver(self._synthetic_plan(step, len(self.synthetic)) for step in steps)
+        for step, stored, extra in zip(steps, real, generated, strict=True):
+            images = (self._augmented(stored.images, step), self._augmented_synthetic(extra.images, step))
+            yield self._batch(torch.cat(images), torch.cat((stored.labels, extra.labels)))
+
+    def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, " b"]) -> Batch:
+        return Batch(stored.float() / self.scale, labels)
+
+    def _real_plan(self, step: int) -> Wanted:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = epoch_order(len(self.real), seed=self.seed, epoch=epoch)
+        return Wanted(epoch, self.real_share.take(order[position * self.real_batch : (position + 1) * self.real_batch]))
+
+    def _synthetic_plan(self, step: int, n: int) -> Wanted:
+        size = self.data.synthetic_batch
+        index = endless_batch(n, size, seed=self.seed, purpose=SYNTHETIC_ORDER, step=step)
+        return Wanted(step * size // n, self.synthetic_share.take(index))
+
+    def _augmented(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
+        generator = generator_for(self.seed, "augment", step, device=self.device)
+        return augment(images, generator, _left_to_do(self.data, self.real), share=self.real_share)
+
+    def _augmented_synthetic(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
+        assert self.synthetic is not None
+        generator = generator_for(self.seed, "augment synthetic", step, device=self.device)
+        own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
+        return augment(images, generator, _left_to_do(own, self.synthetic), share=self.synthetic_share)
+
+
+def prepared_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the same batches; each is prepared on the device while the step on the one before it runs.
+
+    On a GPU, augmentation has a stream of its own; on a CPU there is nothing to run beside.
     """
-
-    start: int
-    stop: int
-    total: int
-
-    @classmethod
-    def whole(cls, total: int) -> "Share":
-        """Return the share of a process that works alone."""
-        return cls(0, total, total)
-
-    @classmethod
-    def of_rank(cls, total: int, *, rank: int, world: int) -> "Share":
-        """Return the share of process `rank` of `world`; they must divide the batch evenly."""
-        if total % world:
-            raise BronetError(
-                f"images per batch must be a multiple of the {world} processes, got {total}; "
-                "change train.batch_size (or data.synthetic_batch) or the number of processes"
-            )
-        size = total // world
-        return cls(rank * size, (rank + 1) * size, total)
-
-    def cut(self, draws: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
-        """Return this share of draws for the whole batch, which lies along `dim`."""
-        return draws.narrow(dim, self.start, self.stop - self.start)
-
-
-def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
-    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
-    message = repr((int(seed), purpose, *map(int, numbers))).encode()
-    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED
-
-
-def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a fresh generator whose draws depend on the arguments only.
-
-    Different purposes or numbers give unrelated streams, up to the rare collision of two hashes.
-    """
-    return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
+    if device.type != "cuda":
+        yield from batches
+        return
+    side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(main)  # the images may still be on their way to the device
+    batch = _next_on(side, batches)
+    while batch is not None:
+        main.wait_stream(side)
+        for tensor in batch:
+            tensor.record_stream(main)  # made on one stream, used on the other: its memory must not be reused early
+        yield batch
+        batch = _next_on(side, batches)  # the step on the last one is already queued
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, " n"]:
     """Return the permutation of 0 .. n - 1 in which an epoch visits its images, on the CPU."""
-    return torch.randperm(n, generator=generator_for(seed, "epoch order", epoch))
+    return _order(n, seed, "epoch order", epoch)
 
 
 def steps_per_epoch(n: int, batch_size: int) -> int:
@@ -95,12 +137,26 @@ def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> I
     while first < (step + 1) * size:
         number, position = divmod(first, n)
         taken = min(n - position, (step + 1) * size - first)
-        parts.append(_pass_order(n, seed, purpose, number)[position : position + taken])
+        parts.append(_order(n, seed, purpose, number)[position : position + taken])
         first += taken
     return torch.cat(parts)
 
 
-@lru_cache(maxsize=2)
-def _pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
-    """Consecutive steps share a pass, and millions of images take a while to shuffle: two passes are kept."""
+@lru_cache(maxsize=4)
+def _order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
+    """Return the order of one pass over a stream.
+
+    Millions of images take a while to shuffle, consecutive steps share a pass, and a stream that works ahead may
+    already be in the next one: two passes of each of the two streams are kept.
+    """
     return torch.randperm(n, generator=generator_for(seed, purpose, number))
+
+
+def _left_to_do(data: DataRecipe, stream: ImageStream) -> DataRecipe:
+    """Return what is left to augment of images that come from a stream: some are cropped and flipped there."""
+    return replace(data, crop_padding=0, flip=False) if stream.cropped else data
+
+
+def _next_on(stream: torch.cuda.Stream, batches: Iterator[Batch]) -> Batch | None:
+    with torch.cuda.stream(stream):
+        return next(batches, None)

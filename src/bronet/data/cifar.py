@@ -15,8 +15,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bronet.data.archive import unpack_archive
-from bronet.data.download import Digest, download_file
+from bronet.data.archive import Digest, download_file, unpack_archive
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec

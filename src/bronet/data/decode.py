@@ -7,6 +7,7 @@ pixels of a JPEG are those of Pillow's decoder; reduced decoding is used where i
 
 import io
 import random
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,28 @@ from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from bronet.data.batches import stable_hash
-from bronet.data.pillow import FAILURES, FORMATS, eight_bits
+from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""What everyone can make; others, such as PostScript, would run programs to be read."""
+FAILURES = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    NotImplementedError,
+    struct.error,
+)
+"""What Pillow's decoders raise at bytes that are not an image."""
+_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
+_BITS_TO_DROP = 8
 CENTRE_MARGIN = 8 / 7
 """Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
 MODES = {1: "L", 3: "RGB"}
@@ -67,6 +85,16 @@ def decode_centre(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h
     image = _shorter_side(_opened(source, spec, least=side), side)
     left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2
     return _to_tensor(image.crop((left, top, left + spec.width, top + spec.height)))
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Return the image with at most 8 bits a channel; Pillow's own conversion would make 16 bits white."""
+    if image.mode == "F":
+        raise BronetError("an image must hold whole numbers of 8 or 16 bits, got floating point")
+    if image.mode not in _SIXTEEN_BITS:
+        return image
+    deep = np.asarray(image).astype(np.int64) >> _BITS_TO_DROP
+    return Image.fromarray(deep.clip(0, 255).astype(np.uint8))
 
 
 def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None) -> Image.Image:

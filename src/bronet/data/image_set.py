@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from bronet.data.batches import stable_hash
+from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 
 from bronet.data.cifar import LAYOUTS, load_cifar
-from bronet.data.digits import load_digits
+from bronet.data.embedded import load_digits, load_sample
 from bronet.data.file_set import FileSet, class_folders, class_names_below
 from bronet.data.image_set import ImageSet
 from bronet.data.npz import load_npz
 from bronet.data.parquet import load_parquet, parquet_files
-from bronet.data.sample import load_sample
 from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
 from bronet.data.tiny_imagenet import load_tiny_imagenet
 from bronet.errors import BronetError

@@ -15,21 +15,27 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from bronet.data.batches import Share
-from bronet.data.geometric import IDENTITY_MAP, Affine, fixed_point, rotation, shear, translation, warp
-from bronet.data.photometric import (
+from bronet.data.operations import (
+    IDENTITY_MAP,
     MAX_LEVEL,
+    Affine,
     autocontrast_table,
     blend,
     brightness_table,
     contrast_table,
     equalize_table,
+    fixed_point,
     grey_levels,
     levels,
     posterize_table,
+    rotation,
+    shear,
     smoothed,
     solarize_table,
+    translation,
+    warp,
 )
+from bronet.data.randomness import Share
 from bronet.errors import BronetError
 from bronet.recipe.schema import Border, RandAugmentOps
 
@@ -117,7 +123,7 @@ def rand_augment(
     reversals = torch.randint(2, (num_ops, n), generator=generator, device=device)
     for op, reverse in zip(ops.unbind(), reversals.unbind(), strict=True):
         wanted = torch.where(chosen, op, int(Op.IDENTITY))
-        images = apply_ops(images, share.cut(wanted), share.cut(reverse), fixed, border=border)
+        images = apply_ops(images, share.take(wanted), share.take(reverse), fixed, border=border)
     return images
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bronet.data.archive import unpack_archive
-from bronet.data.download import Digest, download_file
+from bronet.data.archive import Digest, download_file, unpack_archive
 from bronet.data.file_set import FileSet, class_folders
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from bronet.data.download import Digest, check_digest, download_file
+from bronet.data.archive import Digest, check_digest, download_file
 from bronet.errors import BronetError
 from bronet.files import read_object
 from bronet.recipe.reader import read_record

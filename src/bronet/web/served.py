@@ -13,7 +13,7 @@ import torch
 from bronet.certificates.network import ProvedNetwork, prove
 from bronet.certificates.run import describe, load_model
 from bronet.data import ImageSet, load_images
-from bronet.data.sample import SAMPLED
+from bronet.data.embedded import SAMPLED
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.models import CertifiableModel

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from bronet.data.pillow import FAILURES, FORMATS, eight_bits
+from bronet.data.decode import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
 
 MOST_BYTES = 8 * 2**20

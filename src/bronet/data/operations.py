@@ -1,15 +1,26 @@
-"""Changes of grey levels with Pillow's arithmetic, for RandAugment (App. B.3).
+"""The operations that augmentation is made of: moving pixels, and changing their levels (App. B.3).
 
-Most are a table of 256 levels, fixed or per image and channel; colour and sharpness mix each pixel with a
-duller image. All match Pillow to the bit, except that autocontrast divides exactly where Pillow multiplies by
-a rounded quotient: one grey level apart at worst.
+They work on batches of images. Moving copies the nearest pixel and never interpolates. A map is six numbers in fixed
+point, so the pixel it picks is a matter of integers: the same on every device, and the same as Pillow's for images of
+up to 32,767 pixels a side, if pixels from outside are black. Changing levels has Pillow's arithmetic, to the bit;
+autocontrast alone divides exactly where Pillow multiplies by a rounded quotient, which may differ by one level.
 """
 
 import math
 
 import torch
-from jaxtyping import Float32, Int, Int32, Int64, UInt8
+from jaxtyping import Float32, Int, Int32, Int64, Shaped, UInt8
 from torch import Tensor
+
+from bronet.recipe.schema import Border
+
+FRACTION_BITS = 16
+ONE = 1 << FRACTION_BITS
+
+Affine = tuple[float, float, float, float, float, float]
+"""(a, b, c, d, e, f): the pixel with centre (x, y) shows the input at (a x + b y + c, d x + e y + f)."""
+
+IDENTITY_MAP: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 LEVELS = 256
 MAX_LEVEL = LEVELS - 1
@@ -19,6 +30,75 @@ LUMA_BITS = 16
 SMOOTH_CENTRE = 5
 SMOOTH_SUM = SMOOTH_CENTRE + 8
 """The smoothing kernel is 3 x 3 ones with 5 in the middle."""
+
+
+def gather_pixels(
+    images: Shaped[Tensor, "n c h w"],
+    row: Int64[Tensor, "n #h #w"],
+    column: Int64[Tensor, "n #h #w"],
+    *,
+    border: Border = "black",
+) -> Shaped[Tensor, "n c h w"]:
+    """Return y with y[n, :, i, j] = images[n, :, row[n, i, j], column[n, i, j]].
+
+    Where that is outside y is zero, or shows the nearest pixel of the edge, or the image mirrored in its first or last
+    row or column of pixels, as often as it takes. `row` and `column` are broadcast against each other to (n, h, w).
+    Nothing waits for the device.
+    """
+    n, channels, height, width = images.shape
+    if border == "mirror":
+        row, column = _mirrored(row, height), _mirrored(column, width)
+    source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+    flat = source.view(n, 1, height * width).expand(-1, channels, -1)
+    moved = images.reshape(n, channels, height * width).gather(2, flat).view_as(images)
+    if border != "black":
+        return moved
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return moved.masked_fill(~inside.unsqueeze(1), 0)
+
+
+def _mirrored(position: Int64[Tensor, "n #h #w"], size: int) -> Int64[Tensor, "n #h #w"]:
+    """Return 0 .. size - 1 for any position: ... 2 1 0 1 2 ... at the first pixel, and so at the last."""
+    period = max(1, 2 * (size - 1))
+    phase = position % period
+    return torch.minimum(phase, period - phase)
+
+
+def shear(*, x: float = 0.0, y: float = 0.0) -> Affine:
+    """Return the shear that reads `x` columns further right per row and `y` rows further down per column."""
+    return (1.0, x, 0.0, y, 1.0, 0.0)
+
+
+def translation(*, x: int = 0, y: int = 0) -> Affine:
+    """Return the map that moves an image `x` pixels to the right and `y` pixels down."""
+    return (1.0, 0.0, -float(x), 0.0, 1.0, -float(y))
+
+
+def rotation(radians: float, height: int, width: int) -> Affine:
+    """Return the counter-clockwise rotation about the centre of an image (rows count downwards)."""
+    cosine, sine = math.cos(radians), math.sin(radians)
+    x, y = width / 2, height / 2
+    return (cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
+
+
+def fixed_point(affine: Affine) -> tuple[int, ...]:
+    """Return the map of pixel numbers instead of centres, in units of 2^-16 pixels, rounded to nearest."""
+    a, b, c, d, e, f = affine
+    numbers = (a, b, c + (a + b) / 2, d, e, f + (d + e) / 2)
+    return tuple(math.floor(number * ONE + 0.5) for number in numbers)
+
+
+def warp(
+    images: Shaped[Tensor, "n c h w"], maps: Int64[Tensor, "n 6"], *, border: Border = "black"
+) -> Shaped[Tensor, "n c h w"]:
+    """Return every image under its own fixed-point map."""
+    height, width = images.shape[-2:]
+    y = torch.arange(height, device=images.device).view(1, height, 1)
+    x = torch.arange(width, device=images.device).view(1, 1, width)
+    a, b, c, d, e, f = maps.view(-1, 6, 1, 1).unbind(1)
+    # The shift rounds downwards, so a point left of the image is outside it, not in its first pixel.
+    row, column = (d * x + e * y + f) >> FRACTION_BITS, (a * x + b * y + c) >> FRACTION_BITS
+    return gather_pixels(images, row, column, border=border)
 
 
 def levels(device: torch.device | str = "cpu") -> Int64[Tensor, "256"]:

@@ -1,0 +1,65 @@
+"""Stateless randomness: every order and every draw follows from names and numbers.
+
+A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed run draws what the uninterrupted
+run would have drawn, with no random state to save (App. B trains with shuffled mini-batches). The bits are
+those of one torch version and one kind of device; another version may draw different ones.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from bronet.errors import BronetError
+
+SEED_BYTES = 8
+LARGEST_SEED = 2**63 - 1
+"""`manual_seed` takes signed 64-bit integers."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part `start` to `stop` of a batch of `total` images that one process works on.
+
+    Draws are made for the whole batch and divided, so that the images of a batch do not depend on how it is shared.
+    """
+
+    start: int
+    stop: int
+    total: int
+
+    @classmethod
+    def whole(cls, total: int) -> "Share":
+        """Return the share of a process that works alone."""
+        return cls(0, total, total)
+
+    @classmethod
+    def of_rank(cls, total: int, *, rank: int, world: int) -> "Share":
+        """Return the share of process `rank` of `world`; they must divide the batch evenly."""
+        if total % world:
+            raise BronetError(
+                f"images per batch must be a multiple of the {world} processes, got {total}; "
+                "change train.batch_size (or data.synthetic_batch) or the number of processes"
+            )
+        size = total // world
+        return cls(rank * size, (rank + 1) * size, total)
+
+    def take(self, draws: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
+        """Return this share of draws for the whole batch, which lies along `dim`."""
+        return draws.narrow(dim, self.start, self.stop - self.start)
+
+
+def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
+    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
+    message = repr((int(seed), purpose, *map(int, numbers))).encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED
+
+
+def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a fresh generator whose draws depend on the arguments only.
+
+    Different purposes or numbers give unrelated streams, up to the rare collision of two hashes.
+    """
+    return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
