@@ -18,6 +18,7 @@ HOSTILE = {
     "long number": (b'{"a": ' + b"9" * 5_000 + b"}", "a number has 5000 digits"),
     "beyond a float": (b'{"a": ' + b"9" * 400 + b"}", "a number has 400 digits"),
     "half a pair": (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+    "a key twice": (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' is given twice"),
     "a list": (b"[]", "must hold a JSON object, got list"),
 }
 

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import reprlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def read_object(path: Path, *, advice: str = MAKE_AGAIN) -> Json:
 def parse_object(text: str, path: Path, *, advice: str) -> Json:
     """Return the object in a text that was read from `path`."""
     try:
-        content = json.loads(text, parse_int=_whole_number)
+        content = json.loads(text, parse_int=_whole_number, object_pairs_hook=_without_repetition)
         json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair can be escaped, but not written
     except RecursionError:
         raise BronetError(f"{path} must be JSON, but it is nested too deeply; {advice}") from None
@@ -127,6 +128,15 @@ def parse_object(text: str, path: Path, *, advice: str) -> Json:
 def shown(value: object) -> str:
     """Return a value as one short line for a message."""
     return reprlib.repr(value)
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> Json:
+    """Return an object; of a key that is given twice, readers would take one value or the other."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {reprlib.repr(twice)} is given twice")
+    return content
 
 
 def _whole_number(digits: str) -> int:

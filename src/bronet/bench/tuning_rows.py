@@ -19,7 +19,8 @@ from bronet.errors import BronetError
 from bronet.files import read_object, replace_text
 from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.text import flatten, to_plain
+from bronet.recipe.text import flatten
+from bronet.records import as_plain
 from bronet.report.published import BUDGETS
 from bronet.report.tuning import TuningRow, read_tuning
 from bronet.run.folder import RunFolder, open_run
@@ -98,7 +99,7 @@ def _changed(run: RunFolder, base: Path) -> str:
             f"runs to compare must hold out the same images, got {theirs.data.held_out} of {theirs.data.name} "
             f"in {base} and {mine.data.held_out} of {mine.data.name} in {run.path}"
         )
-    new, old = flatten(to_plain(mine)), flatten(to_plain(theirs))
+    new, old = flatten(as_plain(mine)), flatten(as_plain(theirs))
     keys = [key for key in differing_keys(mine, theirs) if key != NAME_KEY]
     if keys:
         return "; ".join(f"{key}: {_value(old.get(key))} -> {_value(new.get(key))}" for key in keys)
@@ -119,7 +120,7 @@ def _network(recipe: Recipe) -> str:
     for name, architecture in NAMED.items():
         if architecture == recipe.model:
             return name
-    plain = to_plain(recipe)["model"]
+    plain = as_plain(recipe)["model"]
     sizes = [f"{key} {plain[key]}" for key in ("width", "depth") if key in plain]
     return ", ".join([plain["family"], *sizes])
 

@@ -27,7 +27,7 @@ from bronet.layers.rivals import (
     StandardConv2d,
 )
 from bronet.recipe.convolution_kind import add_convolution_kind
-from bronet.recipe.reader import nearest
+from bronet.records import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

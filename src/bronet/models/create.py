@@ -11,7 +11,7 @@ from bronet.models.model import CertifiableModel
 from bronet.models.stack import Stack
 from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
-from bronet.recipe.reader import nearest
+from bronet.records import nearest
 
 
 def create_model(

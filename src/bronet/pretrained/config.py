@@ -13,9 +13,9 @@ from bronet.data.cifar import LAYOUTS
 from bronet.errors import BronetError
 from bronet.files import Json, read_object
 from bronet.recipe.dataset import DatasetSpec
-from bronet.recipe.reader import read_record
 from bronet.recipe.schema import Recipe
-from bronet.recipe.text import to_plain
+from bronet.recipe.text import PLACE
+from bronet.records import as_plain, read_record
 
 ADVICE = "a pretrained folder needs it"
 FORMAT = "bronet"
@@ -52,7 +52,7 @@ def config_text(config: PretrainedConfig) -> str:
     content: Json = {
         "format": FORMAT,
         "version": VERSION,
-        "recipe": to_plain(config.recipe),
+        "recipe": as_plain(config.recipe),
         "dataset": dataclasses.asdict(config.recipe.data.spec()),
         "classes": list(config.classes),
         "weights_sha256": config.weights_sha256,
@@ -73,7 +73,7 @@ def read_config(path: Path) -> PretrainedConfig:
     if not isinstance(weights, str) or not isinstance(record, dict):
         raise BronetError(f"{path}: weights_sha256 must be text and record an object")
     try:
-        recipe = read_record(Recipe, content.get("recipe"), "")
+        recipe = read_record(Recipe, content.get("recipe"), PLACE)
         config = PretrainedConfig(recipe=recipe, classes=tuple(classes), weights_sha256=weights, record=record)
     except BronetError as error:
         raise BronetError(f"{path}: {error}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from bronet.data.archive import Digest, check_digest, download_file
 from bronet.errors import BronetError
 from bronet.files import read_object
-from bronet.recipe.reader import read_record
+from bronet.records import Place, read_record
 
 HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
@@ -85,7 +85,7 @@ def user_home() -> Path:
 @cache
 def published_networks() -> tuple[PublishedNetwork, ...]:
     """Return the networks of the manifest."""
-    return read_record(Manifest, read_object(package_home() / MANIFEST), MANIFEST).networks
+    return read_record(Manifest, read_object(package_home() / MANIFEST), Place("manifest", MANIFEST)).networks
 
 
 def packaged_names() -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from bronet.errors import BronetError
 from bronet.recipe.bronet_recipes import bronet_recipes, bronet_sweeps
 from bronet.recipe.lipconvnet_recipes import lipconvnet_recipes, lipconvnet_sweeps
 from bronet.recipe.own_recipes import fast_recipes, small_recipes
-from bronet.recipe.reader import nearest
 from bronet.recipe.schema import Recipe
 from bronet.recipe.sweep import MARK, Sweep
+from bronet.records import nearest
 
 _RECIPES: dict[str, Recipe] = {
     recipe.name: recipe for recipe in (*small_recipes(), *bronet_recipes(), *lipconvnet_recipes(), *fast_recipes())

@@ -15,10 +15,13 @@ import yaml
 
 from bronet.errors import BronetError
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.reader import nearest, read_record
 from bronet.recipe.schema import Recipe
+from bronet.records import Place, as_plain, nearest, read_record
 
 LONGEST_TEXT = 65_536  # characters; a recipe has about 1,500
+
+PLACE = Place("recipe")
+"""What messages call the settings of a recipe."""
 
 Plain = dict[str, Any]
 
@@ -55,7 +58,7 @@ for _yaml_class in (_Loader, _Dumper):
 
 def to_text(recipe: Recipe) -> str:
     """Return the recipe as YAML with every default written out, always in the same order."""
-    return yaml.dump(to_plain(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(as_plain(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def from_text(text: str) -> Recipe:
@@ -63,34 +66,24 @@ def from_text(text: str) -> Recipe:
     plain = _parse(text, "a recipe")
     if isinstance(plain, dict) and isinstance(plain.get("model"), str):
         plain["model"] = _named_architecture(plain["model"])
-    return read_record(Recipe, plain, "")
+    return read_record(Recipe, plain, PLACE)
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Return the recipe with settings such as "optim.lr=2e-3" replaced, validated as a whole."""
-    plain = to_plain(recipe)
+    plain = as_plain(recipe)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise BronetError(f"a setting must be written key=value, such as optim.lr=2e-3, got {assignment!r}")
         _assign(plain, key.strip(), text.strip())
-    return read_record(Recipe, plain, "")
+    return read_record(Recipe, plain, PLACE)
 
 
 def differing_keys(left: Recipe, right: Recipe) -> list[str]:
     """Return the dotted keys whose values differ between two recipes, in the order of the file."""
-    a, b = flatten(to_plain(left)), flatten(to_plain(right))
+    a, b = flatten(as_plain(left)), flatten(as_plain(right))
     return [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key) or (key in a) != (key in b)]
-
-
-def to_plain(recipe: Recipe) -> Plain:
-    """Return the recipe as nested dicts, with lists for tuples, as YAML and JSON know them."""
-    plain: Plain = dataclasses.asdict(recipe, dict_factory=_with_lists)
-    return plain
-
-
-def _with_lists(items: list[tuple[str, Any]]) -> Plain:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
 
 
 def flatten(plain: Plain) -> Plain:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
-from bronet.recipe.text import differing_keys, flatten, from_text, to_plain, to_text
+from bronet.recipe.text import differing_keys, flatten, from_text, to_text
+from bronet.records import as_plain
 from bronet.run.weights import fitting, read_tensors, save_weights, write_tensors
 from bronet.train.average import WeightAverage
 from bronet.train.lookahead import Lookahead
@@ -120,7 +121,7 @@ def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:
     keys = differing_keys(stored, wanted)
     if not keys:
         return
-    old, new = flatten(to_plain(stored)), flatten(to_plain(wanted))
+    old, new = flatten(as_plain(stored)), flatten(as_plain(wanted))
     shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MOST_KEYS_SHOWN])
     more = f" and {len(keys) - MOST_KEYS_SHOWN} more" if len(keys) > MOST_KEYS_SHOWN else ""
     raise BronetError(

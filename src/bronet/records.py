@@ -1,0 +1,255 @@
+"""Typed records read without trust: JSON, YAML and CSV into frozen dataclasses, whose annotations are the schema.
+
+Nothing is written twice: unknown keys, missing keys and wrong types are refused in one line with the file, the dotted
+key, the constraint and the value; ranges are checked by the class itself (`__post_init__`). Only the few kinds of
+annotation that records use are read, and no others.
+"""
+
+import csv
+import dataclasses
+import io
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bronet.errors import BronetError
+from bronet.files import replace_text
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands and what to do if it is wrong: the words of an error.
+
+    `kind` is what the whole record is called; the other words may be empty.
+    """
+
+    kind: str = "record"
+    file: str = ""
+    key: str = ""
+    advice: str = ""
+
+    def at(self, key: str) -> "Place":
+        """Return the place of one of this record's keys."""
+        return dataclasses.replace(self, key=f"{self.key}.{key}" if self.key else key)
+
+    def entry(self, index: int) -> "Place":
+        """Return the place of one entry of this list."""
+        return dataclasses.replace(self, key=f"{self.key}[{index}]")
+
+    def error(self, text: str, *, advice: str = "") -> BronetError:
+        """Return the error that says what is wrong here."""
+        file = f"{self.file}: " if self.file else ""
+        advice = self.advice or advice
+        return BronetError(f"{file}{text}{f'; {advice}' if advice else ''}")
+
+    def wrong(self, wanted: str, value: object, *, advice: str = "") -> BronetError:
+        """Return the error of a value that is not what it must be."""
+        return self.error(f"{self.key} must be {wanted}, got {reprlib.repr(value)}", advice=advice)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that looks most like `word`; `known` must not be empty."""
+    return get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def read_record(kind: type[T], value: object, place: Place) -> T:
+    """Return the dataclass `kind` read from a mapping; every key must be one of its fields.
+
+    Values of fields with a default may be missing. The class itself then checks ranges.
+    """
+    if not isinstance(value, Mapping):
+        raise place.error(f"{place.key or f'a {place.kind}'} must be a table of settings, got {reprlib.repr(value)}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in value:
+        if key not in fields:
+            meant = place.at(nearest(str(key), fields)).key
+            raise dataclasses.replace(place, advice="").error(
+                f"unknown {place.kind} key {place.at(str(key)).key}; did you mean {meant}?"
+            )
+    hints = get_type_hints(kind)
+    arguments: dict[str, object] = {}
+    for name, field in fields.items():
+        if name in value:
+            arguments[name] = _read_value(hints[name], value[name], place.at(name))
+        elif field.default is dataclasses.MISSING:
+            raise place.error(f"{place.kind} key {place.at(name).key} is missing", advice="give it a value")
+    return _made(kind, arguments, place)
+
+
+def as_plain(record: Any) -> dict[str, Any]:
+    """Return a record as nested dicts, with lists for tuples, as JSON and YAML know them; `read_record`'s inverse."""
+    plain: dict[str, Any] = dataclasses.asdict(record, dict_factory=_with_lists)
+    return plain
+
+
+def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> list[T]:
+    """Return the rows of a CSV file whose columns are the fields of `kind`, in order.
+
+    Numbers come back with the bits that were written. No two rows may have the same value of the field `unique`.
+    """
+    lines = read_csv(path, advice=advice)
+    header = _header(kind)
+    if not lines or lines[0] != header:
+        found = ",".join(lines[0]) if lines else "an empty file"
+        raise BronetError(f"{path}, line 1: header must be {','.join(header)}, got {found}; {advice}")
+    hints = get_type_hints(kind)
+    columns = [(name, CELLS[hints[name]]) for name in header]
+    rows, seen = list[T](), set[object]()
+    for number, cells in enumerate(lines[1:], start=2):
+        place = Place(file=f"{path}, line {number}", advice=advice)
+        if len(cells) != len(columns):
+            raise place.error(f"must have {len(columns)} values, got {len(cells)}")
+        arguments: dict[str, object] = {}
+        for (name, (wanted, parse)), cell in zip(columns, cells, strict=True):
+            try:
+                arguments[name] = parse(cell)
+            except (ValueError, KeyError):
+                raise place.at(name).wrong(wanted, cell) from None
+        if unique and arguments[unique] in seen:
+            raise place.error(f"{unique} must be unique, got {arguments[unique]} again")
+        seen.add(arguments.get(unique))
+        rows.append(_made(kind, arguments, place))
+    return rows
+
+
+def write_rows(kind: type[T], path: Path, rows: Iterable[T]) -> None:
+    """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
+    hints, header = get_type_hints(kind), _header(kind)
+    texts = [TEXTS[hints[name]] for name in header]
+    lines = ([text(getattr(row, name)) for name, text in zip(header, texts, strict=True)] for row in rows)
+    replace_text(path, csv_text([header, *lines]))
+
+
+def read_csv(path: Path, *, advice: str) -> list[list[str]]:
+    """Return the lines of a CSV file as lists of cells."""
+    try:
+        return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BronetError(f"cannot read rows from {path}: {error}; {advice}") from None
+
+
+def csv_text(lines: Iterable[Iterable[object]]) -> str:
+    """Return lines of cells as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _header(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _made(kind: type[T], arguments: Mapping[str, object], place: Place) -> T:
+    """Return the record, or the error of its own checks with the file before it."""
+    try:
+        return kind(**arguments)
+    except BronetError as error:
+        raise (place.error(str(error)) if place.file else error) from None
+
+
+def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
+
+
+def _read_value(hint: Any, value: object, place: Place) -> object:
+    """Return `value` as the annotation `hint` wants it, or refuse it with its dotted key."""
+    origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return read_record(hint, value, place)
+    if origin is Literal:
+        return _read_choice(get_args(hint), value, place)
+    if origin is tuple:
+        return _read_tuple(get_args(hint)[0], value, place)
+    if origin is dict:
+        return _read_object(value, place)
+    if origin in (Union, UnionType):
+        return _read_union(get_args(hint), value, place)
+    return SCALARS[hint](value, place)
+
+
+def _read_choice(choices: tuple[str, ...], value: object, place: Place) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise place.wrong(f"one of {', '.join(choices)}", value)
+    return value
+
+
+def _read_tuple(item: Any, value: object, place: Place) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise place.wrong("a list such as [a, b]", value)
+    return tuple(_read_value(item, entry, place.entry(index)) for index, entry in enumerate(value))
+
+
+def _read_object(value: object, place: Place) -> dict[str, object]:
+    """Return an object of which nothing is known."""
+    if not isinstance(value, dict):
+        raise place.wrong("a table of settings", value)
+    return value
+
+
+def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object:
+    """An optional value, or records told apart by their key `family`."""
+    if NoneType in members:
+        (kind,) = (member for member in members if member is not NoneType)
+        return None if value is None else _read_value(kind, value, place)
+    families = {str(dataclasses.fields(member)[0].default): member for member in members}
+    if not isinstance(value, Mapping):
+        raise place.wrong("a table of settings", value)
+    family = value.get("family")
+    if not isinstance(family, str) or family not in families:
+        raise place.at("family").wrong(f"one of {', '.join(families)}", family)
+    return read_record(families[family], value, place)
+
+
+def _read_int(value: object, place: Place) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise place.wrong("a whole number", value)
+    return value
+
+
+def _read_float(value: object, place: Place) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise place.wrong("a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise place.wrong("a number that fits a float", value) from None
+
+
+def _read_bool(value: object, place: Place) -> bool:
+    if not isinstance(value, bool):
+        raise place.wrong("true or false", value)
+    return value
+
+
+def _read_str(value: object, place: Place) -> str:
+    if not isinstance(value, str):
+        raise place.wrong("text", value, advice="put quotes around it")
+    return value
+
+
+SCALARS: dict[type, Callable[[object, Place], object]] = {
+    int: _read_int,
+    float: _read_float,
+    bool: _read_bool,
+    str: _read_str,
+}
+CELLS: dict[type, tuple[str, Callable[[str], object]]] = {
+    int: ("a whole number", int),
+    float: ("a number", float),
+    bool: ("0 or 1", {"0": False, "1": True}.__getitem__),
+    str: ("text", str),
+}
+"""How a cell is read: what it must be, and its parser."""
+TEXTS: dict[type, Callable[[Any], str]] = {
+    int: str,
+    float: lambda number: repr(float(number)),
+    bool: lambda truth: str(int(truth)),
+    str: str,
+}
+"""How a cell is written."""
