@@ -6,7 +6,6 @@ each layer follow the published networks, not the text (docs/deviations.md).
 
 from collections import OrderedDict
 
-import torch
 from torch import nn
 
 from bronet.errors import BronetError
@@ -40,18 +39,10 @@ _KERNEL = 3
 class BRONet(CertifiableModel):
     """The network of an architecture for the images and classes of a data set."""
 
-    def __init__(
-        self,
-        architecture: BRONetArchitecture,
-        spec: DatasetSpec,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, architecture: BRONetArchitecture, spec: DatasetSpec) -> None:
         super().__init__((spec.channels, spec.height, spec.width))
         self.architecture = a = architecture
-        self._device, self._dtype = device, dtype
-        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels, device=device, dtype=dtype)
+        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels)
 
         size = (spec.height, spec.width)
         self.stem = self._stem(spec.channels, size)
@@ -66,7 +57,7 @@ class BRONet(CertifiableModel):
 
         self.neck = self._neck(size)
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
-        self.head = LastLayerNormalized(a.dense_width, spec.classes, device=device, dtype=dtype)
+        self.head = LastLayerNormalized(a.dense_width, spec.classes)
 
     def sections(self) -> list[nn.Module]:
         return [self.normalization, self.stem, self.regularized, self.backbone, self.neck, self.dense]
@@ -80,10 +71,8 @@ class BRONet(CertifiableModel):
             input_size=size,
             stride=a.stem_stride,
             padding=a.stem_padding,
-            device=self._device,
-            dtype=self._dtype,
         )
-        bias = Bias(a.width, device=self._device, dtype=self._dtype)
+        bias = Bias(a.width)
         return Block(conv, bias, MaxMin())
 
     def _regularized(self, size: tuple[int, int], depth: int) -> Block:
@@ -95,8 +84,6 @@ class BRONet(CertifiableModel):
             input_size=size,
             padding=_KERNEL // 2,
             residual_depth=depth,
-            device=self._device,
-            dtype=self._dtype,
         )
         return self._centred(conv)
 
@@ -112,8 +99,6 @@ class BRONet(CertifiableModel):
             _KERNEL,
             residual_depth=residual_depth,
             input_size=size,
-            device=self._device,
-            dtype=self._dtype,
         )
         return self._centred(conv)
 
@@ -127,14 +112,12 @@ class BRONet(CertifiableModel):
             padding=a.padding,
             keep_padding=a.keep_padding,
             residual_depth=a.depth,
-            device=self._device,
-            dtype=self._dtype,
         )
 
     def _centred(self, conv: LipschitzLayer) -> Block:
         width = self.architecture.width
         shift = Centring if self.architecture.centring else Bias
-        return Block(conv, shift(width, device=self._device, dtype=self._dtype), MaxMin())
+        return Block(conv, shift(width), MaxMin())
 
     def _neck(self, size: tuple[int, int]) -> nn.Sequential:
         """Patches to vectors, flattened, then a semi-orthogonal dense layer."""
@@ -149,35 +132,31 @@ class BRONet(CertifiableModel):
             kind = a.neck
             layers["patches"] = PixelUnshuffle(a.neck_patch)
             layers["conv"] = self._semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
-            layers["conv_bias"] = Bias(a.width, device=self._device, dtype=self._dtype)
+            layers["conv_bias"] = Bias(a.width)
         features = a.width * (size[0] // a.neck_patch) * (size[1] // a.neck_patch)
         layers["flatten"] = Flatten()
         linear = self._semi_orthogonal(kind, features, a.dense_width)
-        layers["dense"] = Block(linear, Bias(a.dense_width, device=self._device, dtype=self._dtype), MaxMin())
+        layers["dense"] = Block(linear, Bias(a.dense_width), MaxMin())
         return nn.Sequential(layers)
 
     def _semi_orthogonal(self, kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
         if kind == "cholesky":
-            return CholeskyLinear(in_features, out_features, device=self._device, dtype=self._dtype)
-        return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)
+            return CholeskyLinear(in_features, out_features)
+        return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE)
 
     def _dense_block(self) -> Block:
         a = self.architecture
         linear: LipschitzLayer
         if a.dense == "cholesky":
-            linear = CholeskyLinear(
-                a.dense_width, a.dense_width, residual_depth=a.dense_depth, device=self._device, dtype=self._dtype
-            )
+            linear = CholeskyLinear(a.dense_width, a.dense_width, residual_depth=a.dense_depth)
         else:
             linear = BROLinear(
                 a.dense_width,
                 a.dense_width,
                 rank=_rank(a.dense_width, a.rank),
                 residual_depth=a.dense_depth,
-                device=self._device,
-                dtype=self._dtype,
             )
-        bias = Bias(a.dense_width, device=self._device, dtype=self._dtype)
+        bias = Bias(a.dense_width)
         return Block(linear, bias, MaxMin())
 
 

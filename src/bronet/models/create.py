@@ -42,23 +42,23 @@ def build_model(
 ) -> CertifiableModel:
     """Return the network of an architecture, initialised from the seed: the same weights on every device.
 
-    On the meta device nothing is allocated or drawn.
+    They are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated or
+    drawn.
     """
     if torch.device(device or "cpu").type == "meta":
-        return _of_its_family(architecture, spec, device=device, dtype=dtype)
-    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            return _network(architecture, spec).to(dtype=dtype)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
-        model = _of_its_family(architecture, spec, device=None, dtype=dtype)
-    return model.to(device) if device is not None else model
+        model = _network(architecture, spec)
+    return model.to(device=device, dtype=dtype)
 
 
-def _of_its_family(
-    architecture: Architecture, spec: DatasetSpec, *, device: torch.device | str | None, dtype: torch.dtype | None
-) -> CertifiableModel:
+def _network(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:
     match architecture:
         case BRONetArchitecture():
-            return BRONet(architecture, spec, device=device, dtype=dtype)
+            return BRONet(architecture, spec)
         case LipConvNetArchitecture():
-            return LipConvNet(architecture, spec, device=device, dtype=dtype)
+            return LipConvNet(architecture, spec)
         case _:
-            return Stack(architecture, spec, device=device, dtype=dtype)
+            return Stack(architecture, spec)

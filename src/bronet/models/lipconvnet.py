@@ -4,7 +4,6 @@ Five stages; each has depth/5 - 1 layers that keep the shape, and one stride-2 l
 unshuffle, then a semi-orthogonal convolution. The kernel is 1 in the last strided layer.
 """
 
-import torch
 from torch import nn
 
 from bronet.errors import BronetError
@@ -38,14 +37,7 @@ _COMMON_STD = 0.2507
 class LipConvNet(CertifiableModel):
     """The network of an architecture for the images and classes of a data set."""
 
-    def __init__(
-        self,
-        architecture: LipConvNetArchitecture,
-        spec: DatasetSpec,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, architecture: LipConvNetArchitecture, spec: DatasetSpec) -> None:
         super().__init__((spec.channels, spec.height, spec.width))
         if spec.height % 2**_STAGES or spec.width % 2**_STAGES:
             raise BronetError(
@@ -53,9 +45,8 @@ class LipConvNet(CertifiableModel):
                 f"got {spec.height} x {spec.width}"
             )
         self.architecture = architecture
-        self._device, self._dtype = device, dtype
         mean = _RGB_MEAN if spec.channels == len(_RGB_MEAN) else (_GREY_MEAN,) * spec.channels
-        self.normalization = Normalization(mean, std=_COMMON_STD, device=device, dtype=dtype)
+        self.normalization = Normalization(mean, std=_COMMON_STD)
 
         stages, channels, width = [], spec.channels, architecture.width
         for stage in range(_STAGES):
@@ -68,7 +59,7 @@ class LipConvNet(CertifiableModel):
 
         pixels = (spec.height >> _STAGES) * (spec.width >> _STAGES)
         head = LastLayerNormalized if architecture.head == "lln" else OrthogonalHead
-        self.head: Head = head(channels * pixels, spec.classes, device=device, dtype=dtype)
+        self.head: Head = head(channels * pixels, spec.classes)
         if isinstance(self.head, OrthogonalHead):
             # As the layers before it. A reflector does not see the scale of V but its gradient does: from the small
             # normals of a dense layer the first SGD steps are many times as long as V, and may end in NaN.
@@ -91,7 +82,7 @@ class LipConvNet(CertifiableModel):
         return [strided, *(self._block(2 * width, 2 * width, halved, kernel=kernel) for _ in range(kept))]
 
     def _block(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int = 1) -> nn.Sequential:
-        bias, activation = Bias(c_out, device=self._device, dtype=self._dtype), self._activation(c_out)
+        bias, activation = Bias(c_out), self._activation(c_out)
         if kernel == 1 and stride > 1 and self.architecture.backbone == "bro":
             # The same matrix at every frequency: a dense layer on the channels, without a transform.
             return nn.Sequential(
@@ -109,8 +100,6 @@ class LipConvNet(CertifiableModel):
                 kernel,
                 stride=stride,
                 input_size=size,
-                device=self._device,
-                dtype=self._dtype,
             )
         keeps = stride == 1 and c_in == c_out
         rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else min(c_in * stride**2, c_out)
@@ -121,12 +110,10 @@ class LipConvNet(CertifiableModel):
             rank=rank,
             stride=stride,
             ridge=SEMI_ORTHOGONAL_RIDGE,
-            device=self._device,
-            dtype=self._dtype,
         )
 
     def _pointwise(self, c_in: int, c_out: int) -> BROLinear:
-        linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE, device=self._device, dtype=self._dtype)
+        linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE)
         nn.init.eye_(linear.weight)
         return linear
 
@@ -134,4 +121,4 @@ class LipConvNet(CertifiableModel):
         order = {"maxmin": 0, "householder1": 1, "householder2": 2}[self.architecture.activation]
         if order == 0:
             return MaxMin()
-        return Householder(channels, order=order, device=self._device, dtype=self._dtype)
+        return Householder(channels, order=order)

@@ -4,7 +4,6 @@ Each has the published sequence of layers; input normalisation and the normalise
 compared on the same certificate (docs/rivals.md).
 """
 
-import torch
 from torch import nn
 
 from bronet.errors import BronetError
@@ -29,18 +28,10 @@ _PIXEL_MEAN = 0.5
 class Stack(CertifiableModel):
     """The network of an architecture for the images and classes of a data set."""
 
-    def __init__(
-        self,
-        architecture: StackArchitecture,
-        spec: DatasetSpec,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, architecture: StackArchitecture, spec: DatasetSpec) -> None:
         super().__init__((spec.channels, spec.height, spec.width))
         self.architecture = a = architecture
-        self._device, self._dtype = device, dtype
-        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels, device=device, dtype=dtype)
+        self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels)
         self.patches = PixelUnshuffle(a.patch)
         channels, side = spec.channels * a.patch**2, self._side(spec)
 
@@ -61,7 +52,7 @@ class Stack(CertifiableModel):
             channels = width
         self.dense = nn.Sequential(*blocks)
         self.flatten = Flatten()
-        self.head = LastLayerNormalized(channels, spec.classes, device=device, dtype=dtype)
+        self.head = LastLayerNormalized(channels, spec.classes)
 
     def sections(self) -> list[nn.Module]:
         front = [self.normalization, self.patches, self.convolutions, self.pool]
@@ -92,10 +83,8 @@ class Stack(CertifiableModel):
             stride=stride,
             hidden_channels=hidden,
             input_size=(side, side),
-            device=self._device,
-            dtype=self._dtype,
         )
         layers: list[LipschitzLayer] = [conv]
         if self.architecture.activation == "maxmin":
-            layers += [Bias(c_out, device=self._device, dtype=self._dtype), MaxMin()]
+            layers += [Bias(c_out), MaxMin()]
         return nn.Sequential(*layers)
