@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import struct
 import zipfile
 from dataclasses import replace
@@ -200,11 +201,24 @@ def test_images_of_sixteen_bits_keep_their_greys() -> None:
         decode_whole(file.getvalue(), spec)
 
 
-def test_an_image_far_longer_than_high_is_refused() -> None:
+def test_an_image_far_longer_than_high_is_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20_000, 2)).save(file, "PNG")
     with pytest.raises(BronetError, match=r"at most 100 times the other, got \(20000, 2\)"):
         decode_centre(file.getvalue(), dataset_spec("cifar10"))
+    path = tmp_path / "long.png"
+    path.write_bytes(file.getvalue())
+    with pytest.raises(BronetError, match=r"long\.png .*got \(20000, 2\)"):
+        decode_centre(path, dataset_spec("cifar10"))
+
+
+def test_a_pipe_that_is_named_like_an_image_is_refused_by_its_name(tmp_path: Path) -> None:
+    """Reading it would wait for ever."""
+    class_folders(tmp_path / "pets" / "train", ["ant", "bee"], 1)
+    os.mkfifo(tmp_path / "pets" / "train" / "bee" / "x.png")
+    data = DataRecipe(name="pets", channels=3, height=64, width=64, classes=2)
+    with pytest.raises(BronetError, match=r"bee/x\.png must be a file"):
+        load_images(data, "train", data_dir=tmp_path)
 
 
 def test_a_missing_or_cut_npz_file_is_named(tmp_path: Path) -> None:

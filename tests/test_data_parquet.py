@@ -63,3 +63,42 @@ def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
     write(path, [-1])
     with pytest.raises(BronetError, match="whole numbers from 0, got -1"):
         list(encoded_images([path]))
+
+
+def damage(path: Path) -> None:
+    """Change the bytes of the pages and leave the description at the end of the file as it is."""
+    content = bytearray(path.read_bytes())
+    content[4:-1500] = bytes(len(content) - 1504)
+    path.write_bytes(content)
+
+
+def test_damaged_rows_are_named_with_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write(path, list(range(300)))
+    damage(path)
+    with pytest.raises(BronetError, match=r"cannot read .*train\.parquet") as caught:
+        list(encoded_images([path]))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_attempt_that_failed_leaves_no_images_for_the_next_one(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    write(root / "train-0.parquet", [2, 0])
+    write(root / "train-1.parquet", [0, 1])
+    damage(root / "train-1.parquet")
+    with pytest.raises(BronetError, match=r"train-1\.parquet"):
+        unpack_parquet(parquet_files(root, "train"), root / "train")
+    assert sorted(path.name for path in root.iterdir()) == ["train-0.parquet", "train-1.parquet"]
+    write(root / "train-0.parquet", [1])
+    (root / "train-1.parquet").unlink()
+    assert unpack_parquet(parquet_files(root, "train"), root / "train") == 1
+    assert len([path for path in (root / "train").rglob("*") if path.is_file()]) == 1
+
+
+def test_an_image_that_cannot_be_decoded_is_named_with_its_file_and_row(tmp_path: Path) -> None:
+    path = tmp_path / "pets" / "train.parquet"
+    path.parent.mkdir()
+    images = [{"bytes": content, "path": None} for content in (encoded(0), encoded(1)[:100])]
+    parquet.write_table(pyarrow.table({"image": images, "label": [0, 1]}), path)
+    with pytest.raises(BronetError, match=r"pets/train\.parquet, row 2: cannot decode"):
+        load_images(OWN, "train", data_dir=tmp_path)

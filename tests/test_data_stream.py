@@ -117,6 +117,15 @@ def test_decoding_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     assert runs[0][0].pixels.shape == (4, 3, 32, 32)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_one_line_with_its_name(tmp_path: Path, workers: int) -> None:
+    files, recipe = imagenet_like(tmp_path)
+    files.path(5).write_bytes(files.path(5).read_bytes()[:80])
+    with pytest.raises(BronetError, match=files.path(5).name) as caught:
+        list(decoded(files, recipe, workers).deliver([Wanted(0, torch.arange(8))]))
+    assert "\n" not in str(caught.value)
+
+
 def test_every_epoch_crops_anew(tmp_path: Path) -> None:
     files, recipe = imagenet_like(tmp_path)
     stream = decoded(files, recipe, 0)

@@ -16,6 +16,8 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -126,20 +128,31 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     """
     check_digest(archive, Digest("md5", md5), named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    except OSError as error:
-        raise BronetError(f"cannot write to {folder.parent}: {error.strerror}; make the folder writable") from None
-    try:
-        _extract(archive, scratch)
-        unpacked = scratch / folder.name
-        if not unpacked.is_dir():
-            raise BronetError(f"{archive} must hold a folder {folder.name}, got none: get it again from {url}")
-        unpacked.chmod(PUBLIC_FOLDER_MODE)
-        _rename(unpacked, folder)
+        with unpacking(folder) as unpacked:
+            _extract(archive, unpacked.parent)
+            if not unpacked.is_dir():
+                raise BronetError(f"{archive} must hold a folder {folder.name}, got none: get it again from {url}")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise BronetError(f"cannot unpack {archive} ({error}): delete it and get it again from {url}") from None
     except OSError as error:
         raise BronetError(f"cannot unpack {archive} to {folder}: {error.strerror or error}; free some space") from None
+
+
+@contextmanager
+def unpacking(folder: Path) -> Iterator[Path]:
+    """Yield a path that does not exist yet, to be filled; it becomes `folder` at the end of a block that succeeds.
+
+    Guaranteed: the path is new to every call, and nothing of it is left if the block fails or is interrupted.
+    """
+    try:
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise BronetError(f"cannot write to {folder.parent}: {error.strerror}; make the folder writable") from None
+    try:
+        unpacked = scratch / folder.name
+        yield unpacked
+        unpacked.chmod(PUBLIC_FOLDER_MODE)
+        _rename(unpacked, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

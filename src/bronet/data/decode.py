@@ -71,7 +71,7 @@ def decode_random(
     """Return the image with its shorter side resized uniformly into the range, cropped and flipped at random."""
     draw = random.Random(stable_hash(key.seed, "decode", key.epoch, key.image))
     side = draw.randint(*resize)
-    image = _shorter_side(_opened(source, spec, least=side), side)
+    image = _shorter_side(_opened(source, spec, least=side), side, source)
     left, top = draw.randint(0, image.width - spec.width), draw.randint(0, image.height - spec.height)
     image = image.crop((left, top, left + spec.width, top + spec.height))
     if flip and draw.random() < 0.5:
@@ -82,7 +82,7 @@ def decode_random(
 def decode_centre(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
     """Return the centre of the image: for evaluation, nothing is drawn."""
     side = round(max(spec.height, spec.width) * CENTRE_MARGIN)
-    image = _shorter_side(_opened(source, spec, least=side), side)
+    image = _shorter_side(_opened(source, spec, least=side), side, source)
     left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2
     return _to_tensor(image.crop((left, top, left + spec.width, top + spec.height)))
 
@@ -101,6 +101,8 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
     """Return the image in the data set's channels; a JPEG is decoded no larger than needed for `least` pixels."""
     if spec.channels not in MODES:
         raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
+    if isinstance(source, Path) and not source.is_file():  # reading a pipe would wait for ever
+        raise BronetError(f"image {source} must be a file, but there is none of this name; get the data set again")
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()
         with Image.open(io.BytesIO(content), formats=(*FORMATS, "PPM", "TIFF")) as image:
@@ -113,11 +115,13 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
         raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
 
 
-def _shorter_side(image: Image.Image, side: int) -> Image.Image:
+def _shorter_side(image: Image.Image, side: int, source: Path | bytes) -> Image.Image:
     scale = side / min(image.size)
     size = (max(side, round(image.width * scale)), max(side, round(image.height * scale)))
     if max(image.size) > MOST_SIDES * min(image.size):
-        raise BronetError(f"one side of an image must be at most {MOST_SIDES} times the other, got {image.size}")
+        raise BronetError(
+            f"one side of image {_name(source)} must be at most {MOST_SIDES} times the other, got {image.size}"
+        )
     return image.resize(size, Image.Resampling.BILINEAR)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bronet.data.archive import unpacking
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
@@ -32,6 +33,8 @@ class EncodedImage(NamedTuple):
 
     content: bytes
     label: int
+    place: str
+    """File and row, for messages."""
 
 
 def parquet_files(root: Path, split: str) -> list[Path]:
@@ -49,7 +52,10 @@ def load_parquet(
     for row in encoded_images(files):
         if limit is not None and len(images) >= limit:
             break
-        images.append(decode(row.content, spec))
+        try:
+            images.append(decode(row.content, spec))
+        except BronetError as error:
+            raise BronetError(f"{row.place}: {error}") from None
         labels.append(row.label)
     if not images:
         raise BronetError(f"parquet files of {name} must hold images, got none in {len(files)} files")
@@ -63,10 +69,9 @@ def encoded_images(files: list[Path]) -> Iterator[EncodedImage]:
     """Yield the rows of the files in order, a few hundred in memory at a time."""
     for path in files:
         table = _opened(path)
-        image, label = _columns(table, path)
-        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=[image, label]):
-            for content, number in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                yield EncodedImage(_bytes(content, path), _label(number, path))
+        rows = _rows(table, _columns(table, path), path)
+        for number, (content, label) in enumerate(rows, start=1):
+            yield EncodedImage(_bytes(content, path), _label(label, path), f"{path}, row {number}")
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -84,20 +89,22 @@ def class_names(path: Path) -> tuple[str, ...]:
 def unpack_parquet(files: list[Path], folder: Path) -> int:
     """Write the encoded images into class folders below `folder`, named by number; return how many.
 
-    The folder must not exist; it appears whole at the end.
+    The folder must not exist; it appears whole at the end, and nothing is left of an attempt that failed.
     """
     if folder.exists():
         raise BronetError(f"{folder} must not exist yet; delete it or choose another")
-    scratch = folder.with_name(f".{folder.name}.part")
     count = 0
-    for count, row in enumerate(encoded_images(files), start=1):
-        place = scratch / f"{row.label:0{CLASS_DIGITS}d}"
-        place.mkdir(parents=True, exist_ok=True)
-        suffix = "png" if row.content.startswith(b"\x89PNG") else "jpeg"
-        (place / f"{count:08d}.{suffix}").write_bytes(row.content)
-    if not count:
-        raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
-    scratch.rename(folder)
+    try:
+        with unpacking(folder) as unpacked:
+            for count, row in enumerate(encoded_images(files), start=1):
+                place = unpacked / f"{row.label:0{CLASS_DIGITS}d}"
+                place.mkdir(parents=True, exist_ok=True)
+                suffix = "png" if row.content.startswith(b"\x89PNG") else "jpeg"
+                (place / f"{count:08d}.{suffix}").write_bytes(row.content)
+            if not count:
+                raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
+    except OSError as error:
+        raise BronetError(f"cannot unpack to {folder}: {error.strerror or error}; free some space") from None
     return count
 
 
@@ -109,9 +116,25 @@ def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
         raise BronetError("parquet files need pyarrow; install it with: pip install 'bronet[data]'") from None
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise BronetError(f"cannot read {path} ({reason}); get it again") from None
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _rows(
+    table: "pyarrow.parquet.ParquetFile", columns: tuple[str, str], path: Path
+) -> Iterator[tuple[object, object]]:
+    """Yield the two columns row by row; what is damaged may only show when its part of the file is read."""
+    import pyarrow
+
+    try:
+        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> BronetError:
+    return BronetError(f"cannot read {path} ({' '.join(str(error).split())}); get it again")
 
 
 def _columns(table: "pyarrow.parquet.ParquetFile", path: Path) -> tuple[str, str]:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from bronet.data.decode import DrawKey, decode_random, decode_whole
 from bronet.data.file_set import FileSet
 from bronet.data.image_set import ImageSet
+from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
 PREFETCHED_BATCHES = 4
@@ -93,8 +94,9 @@ class DecodedStream(ImageStream):
         return len(self.dataset)
 
     def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
-        loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+        loader: DataLoader[tuple[Tensor, int] | BronetError] = DataLoader(
             self.dataset,
+            collate_fn=_stacked,
             batch_sampler=_Keys(plan),  # type: ignore[arg-type]  # keys are pairs, not numbers
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
@@ -103,12 +105,18 @@ class DecodedStream(ImageStream):
             # A fork would copy the threads' locks of this process; a fresh server has none.
             multiprocessing_context="forkserver" if self.workers else None,
         )
-        for images, labels in loader:
+        for batch in loader:
+            if isinstance(batch, BronetError):
+                raise batch
+            images, labels = batch
             yield Stored(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
 
 
-class _Decoding(Dataset[tuple[Tensor, int]]):
-    """What a worker does: decode the image of a key (epoch, index)."""
+class _Decoding(Dataset[tuple[Tensor, int] | BronetError]):
+    """What a worker does: decode the image of a key (epoch, index).
+
+    A file that cannot be decoded is returned as its error; raised, it would arrive with the worker's traceback in it.
+    """
 
     def __init__(self, files: FileSet, spec: DatasetSpec, resize: tuple[int, ...], flip: bool, seed: int) -> None:
         self.files, self.spec, self.resize, self.flip, self.seed = files, spec, resize, flip, seed
@@ -116,13 +124,22 @@ class _Decoding(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | BronetError:
         epoch, index = key
         path, label = self.files.path(index), int(self.files.labels[index])
-        if not self.resize:
-            return decode_whole(path, self.spec), label
-        draw = DrawKey(self.seed, epoch, index)
-        return decode_random(path, self.spec, resize=self.resize, flip=self.flip, key=draw), label
+        try:
+            if not self.resize:
+                return decode_whole(path, self.spec), label
+            draw = DrawKey(self.seed, epoch, index)
+            return decode_random(path, self.spec, resize=self.resize, flip=self.flip, key=draw), label
+        except BronetError as error:
+            return error
+
+
+def _stacked(images: list[tuple[Tensor, int] | BronetError]) -> list[Tensor] | BronetError:
+    """Return the images and the labels of a batch, or the error of the first image that has one."""
+    errors = [image for image in images if isinstance(image, BronetError)]
+    return errors[0] if errors else default_collate(images)
 
 
 class _Keys:
