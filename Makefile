@@ -32,11 +32,11 @@ docs: $(READY)
 	@echo "open site/index.html"
 
 figures: $(READY)
-	$(BIN)/python docs/figures/draw.py
+	$(BIN)/python -m lab draw
 
 # The numbers of these pages, computed anew from results/.
 pages: $(READY)
-	$(BIN)/bronet report --fill README.md --fill docs/results.md --fill docs/speedrun.md
+	$(BIN)/python -m lab fill
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,7 +34,10 @@ SET_UP = re.compile(r"git clone |cd |make |(python -m )?pip install ")
 QUICKSTART = re.compile(r"(make|bronet) quickstart\b")
 SHELL = re.compile(r"[|&;<>*$`]|--layers")
 """What a command must not hold to be run in this process; a layer file would stay registered."""
-ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),  # for python -m lab
+}
 
 
 class Block(NamedTuple):

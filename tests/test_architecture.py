@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "bronet"
+LAB = ROOT / "lab"
 FILES = sorted(SOURCE.rglob("*.py"))
+LAB_FILES = sorted(LAB.rglob("*.py"))
 MOST_LINES = 300
 FRONT = frozenset({"__init__", "__main__", "__about__"})
 """The package's own face: the version, the lazy names and `python -m bronet`. It belongs to no room."""
@@ -110,13 +112,26 @@ def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() ->
     }
 
 
+def test_bronet_never_imports_its_laboratory() -> None:
+    packages = {entry.module.partition(".")[0] for path in FILES for entry in imports(path)}
+    assert "bronet" in packages
+    assert packages.isdisjoint({"lab", "tests"})
+
+
+def test_only_the_commands_of_the_laboratory_import_commands() -> None:
+    for path in LAB_FILES:
+        modules = {entry.module for entry in imports(path)}
+        if not path.name.endswith(("commands.py", "__main__.py")):
+            assert not any(module.startswith("bronet.cli") or "commands" in module for module in modules), path
+
+
 @pytest.mark.parametrize("room", NO_TORCH)
 def test_a_description_knows_no_tensors(room: str) -> None:
     found = {entry.module.partition(".")[0] for path in FILES if room_of(path) == room for entry in imports(path)}
     assert found.isdisjoint({"torch", "numpy", "jaxtyping", "safetensors"})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", [*FILES, *LAB_FILES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_says_what_it_is_and_stays_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text))

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from bronet.__about__ import __version__
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.recipe import from_text, named_recipe, override, recipe_names, sweep_names, to_text
+from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text
 
 COMMANDS = (
     *("quickstart", "train", "certify", "report", "verify", "attack", "serve", "export", "recipes"),
-    *("check", "round", "publish", "info"),
+    *("check", "bench", "round", "publish", "info"),
 )
 HELP_SECONDS = 0.5
 HEAVY = ("torch", "numpy", "matplotlib")
@@ -64,7 +64,7 @@ def test_help_of_the_program_names_every_command() -> None:
     assert {line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()} >= set(COMMANDS)
 
 
-@pytest.mark.parametrize("group", [(), ("recipes",), ("data",), ("bench",), ("analyze",)], ids=" ".join)
+@pytest.mark.parametrize("group", [(), ("recipes",), ("data",)], ids=" ".join)
 def test_no_summary_of_a_command_is_cut_at_80_columns(group: tuple[str, ...]) -> None:
     shown = run.invoke(app, [*group, "--help"], env={"COLUMNS": "80"})
     assert shown.exit_code == 0
@@ -108,9 +108,8 @@ def test_a_command_line_that_cannot_be_read_is_one_line(words: list[str], told: 
     assert refusal(*words) == f"error: {told}"
 
 
-@pytest.mark.parametrize("words", [[], ["bench"]], ids=["bronet", "bench"])
-def test_a_group_without_a_command_shows_its_help(words: list[str]) -> None:
-    shown = run.invoke(app, words)
+def test_the_program_without_a_command_shows_its_help() -> None:
+    shown = run.invoke(app, [])
     assert "Commands:" in shown.output
     assert "error" not in shown.output
 
@@ -212,17 +211,9 @@ def test_a_shown_recipe_reads_back_as_itself(name: str) -> None:
 
 def test_the_list_of_recipes_counts_parameters() -> None:
     lines = run.invoke(app, ["recipes"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names(), *sweep_names()]
+    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names()]
     medium = next(line for line in lines if line.split()[0] == "cifar10/bronet-m")
     assert medium.split() == ["cifar10/bronet-m", "cifar10", "36,545,034", "800", "256"]
-
-
-def test_a_table_of_the_paper_is_whole_in_a_narrow_terminal() -> None:
-    shown = run.invoke(app, ["recipes", "--table", "12"], env={"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"})
-    assert shown.exit_code == 0
-    assert "cifar100/rank-l6w512d4@model.rank=3/4" in shown.stdout
-    assert "minutes_per_epoch 3.75" in shown.stdout
-    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.stdout
 
 
 def test_info_tells_versions_and_data(empty_folder: Path) -> None:

@@ -24,7 +24,7 @@ from bronet.recipe import (
     recipe_names,
     to_text,
 )
-from bronet.recipe.architecture import HeadKind
+from bronet.recipe.architecture import HeadKind, parse_rank
 
 MINIMAL = """
 name: mine
@@ -259,3 +259,34 @@ def test_recipes_do_not_import_torch() -> None:
 
     code = "import sys, bronet.recipe; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("text", ["1e-999999999", "1e999999999", "1/0", "0/5", "1", "-1/4", "1/4/2", "0x1/2", ""])
+def test_a_rank_is_a_plain_fraction_below_one(text: str) -> None:
+    with pytest.raises(BronetError, match="rank must"):
+        parse_rank(text)
+
+
+def test_a_data_set_of_ones_own_says_what_it_is() -> None:
+    data = DataRecipe(name="flowers", channels=3, height=32, width=48, classes=5)
+    assert (data.spec().shape, data.spec().classes) == ((3, 32, 48), 5)
+    with pytest.raises(BronetError, match=r"got \'flowers\'"):
+        DataRecipe(name="flowers")
+    with pytest.raises(BronetError, match="fixed; leave them out"):
+        DataRecipe(name="cifar10", classes=5)
+    with pytest.raises(BronetError, match="classes of data set flowers must be at least 2, got 0"):
+        DataRecipe(name="flowers", channels=3, height=32, width=48)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"resize": (288, 224)}, r"data\.resize must be a range"),
+        ({"resize": (16, 40)}, r"data\.resize\[0\] must be at least 32, got 16"),
+        ({"synthetic": "extra.npz"}, "belong together"),
+        ({"synthetic_batch": 8}, "belong together"),
+    ],
+)
+def test_impossible_data_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(BronetError, match=words):
+        DataRecipe(name="cifar10", **settings)  # type: ignore[arg-type]

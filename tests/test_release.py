@@ -18,7 +18,6 @@ DATA = {
     "bronet/data/digits.npz",
     "bronet/data/DIGITS-ATTRIBUTION.txt",
     "bronet/pretrained/networks/manifest.json",
-    "bronet/recipe/paper_tables.csv",
     "bronet/report/page.html",
 }
 WHEEL_BYTES = 8_000_000

@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 
 from bronet.__about__ import __version__
-from bronet.cli.analyze import app as analyze
 from bronet.cli.attack import attack
-from bronet.cli.bench import app as bench
+from bronet.cli.bench import bench
 from bronet.cli.certify import certify
 from bronet.cli.check import check
 from bronet.cli.data import app as data
@@ -77,8 +76,7 @@ for command in (quickstart, train, certify, report, verify, attack, serve, expor
     app.command()(command)
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
-app.add_typer(bench, name="bench")
-app.add_typer(analyze, name="analyze")
+app.command()(bench)
 app.command()(check)
 app.command("round")(round_weights)
 app.command()(publish)

@@ -1,6 +1,5 @@
 """`bronet recipes`: what can be trained by name."""
 
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +14,11 @@ LIST = "list"
 
 
 class ListByDefault(TyperGroup):
-    """A group that lists the recipes when no command is given, with or without a table's number."""
+    """A group that lists the recipes when no command is given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after `bronet recipes`."""
-        return super().parse_args(ctx, [LIST, *args] if not args or args[0] == "--table" else args)
+        return super().parse_args(ctx, args or [LIST])
 
 
 app = typer.Typer(cls=ListByDefault)
@@ -27,25 +26,19 @@ app = typer.Typer(cls=ListByDefault)
 
 @app.callback()
 def recipes() -> None:
-    """List the named recipes and sweeps, or show one as YAML.
+    """List the named recipes, or show one as YAML.
 
     Example:  bronet recipes show digits/quickstart > mine.yaml
 
-    Writes nothing. A YAML file, changed as you like, is what `bronet train` reads. Without a command it lists; `bronet
-    recipes --table 1` lists one table of the paper, with its numbers.
+    Writes nothing. A YAML file, changed as you like, is what `bronet train` reads. Without a command it lists.
     """
 
 
 @app.command(LIST)
-def list_recipes(
-    table: Annotated[
-        int | None,
-        typer.Option("--table", metavar="N", help="Only one table of the paper, with its numbers.", show_default=False),
-    ] = None,
-) -> None:
-    """List the recipes with parameters, epochs and batch size. Of one TABLE, beside the paper's numbers.
+def list_recipes() -> None:
+    """List the recipes with parameters, epochs and batch size.
 
-    Example:  bronet recipes --table 1
+    Example:  bronet recipes
 
     Writes nothing.
     """
@@ -53,23 +46,7 @@ def list_recipes(
 
     console = open_console()
     console.width = max(console.width, PIPE_WIDTH)  # in a narrow terminal a line goes on in the next; no number is cut
-    console.print(_all_recipes() if table is None else _paper_table(table), soft_wrap=True)
-
-
-@app.command()
-def sweep(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A sweep that the list shows.", show_default=False)],
-) -> None:
-    """Print the commands that train all members of a sweep, one per line.
-
-    Example:  bronet recipes sweep cifar100/la-beta | sh
-
-    Writes nothing.
-    """
-    from bronet.recipe import named_sweep
-
-    for member in named_sweep(name).members():
-        typer.echo(shlex.join(["bronet", "train", member.name]))
+    console.print(_all_recipes(), soft_wrap=True)
 
 
 @app.command()
@@ -88,32 +65,18 @@ def show(
 
 
 def _all_recipes() -> "Table":
-    """Return every recipe, then every sweep with the number of its members."""
-    from bronet.recipe import named_recipe, named_sweep, recipe_names, sweep_names
+    from rich.table import Table
+    from rich.text import Text
 
-    table = _empty_table("recipe", "data set", numbers=("parameters", "epochs", "batch"))
-    for name in recipe_names():
-        _add(table, name, *_facts(named_recipe(name)))
-    for name in sweep_names():
-        members = list(named_sweep(name).members())
-        data, _, *rest = _facts(members[0])
-        _add(table, name, data, f"{len(members)} members", *rest)
-    return table
+    from bronet.recipe import named_recipe, recipe_names
 
-
-def _paper_table(number: int) -> "Table":
-    """Return the rows of a table of the paper; quoted rows have no recipe."""
-    from bronet.recipe import paper_rows
-
-    rows = paper_rows(number)
-    others = any(row.others for row in rows)
-    table = _empty_table("row", "data", numbers=("clean", "36/255", "72/255", "108/255"))
-    for heading in ("others", "recipe") if others else ("recipe",):
+    table = Table(box=None, pad_edge=False)
+    for heading in ("recipe", "data set"):
         table.add_column(heading, no_wrap=True)
-    for row in rows:
-        numbers = ("-" if value is None else f"{value:g}" for value in (row.clean, *row.certified))
-        more = (", ".join(f"{key} {value:g}" for key, value in row.others.items()),) if others else ()
-        _add(table, row.row, row.group, *numbers, *more, row.recipe or "-")
+    for heading in ("parameters", "epochs", "batch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in recipe_names():
+        table.add_row(Text(name), *_facts(named_recipe(name)))
     return table
 
 
@@ -123,20 +86,3 @@ def _facts(recipe: "Recipe") -> tuple[str, str, str, str]:
     model = build_model(recipe.model, recipe.data.spec(), device="meta")
     count = sum(parameter.numel() for parameter in model.parameters())
     return recipe.data.name, f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size)
-
-
-def _empty_table(*words: str, numbers: tuple[str, ...]) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in words:
-        table.add_column(heading, no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _add(table: "Table", *cells: str) -> None:
-    from rich.text import Text
-
-    table.add_row(*(Text(cell) for cell in cells))

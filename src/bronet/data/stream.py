@@ -1,7 +1,7 @@
 """Streams of stored images for training: from memory on the training device, or decoded from files by workers.
 
 A stream is told which images to deliver, in order, and works ahead where that takes time. What it delivers depends on
-that plan only, not on the number of workers (ImageNet's decoding; see `bronet.bench.decoding` for its speed).
+that plan only, not on the number of workers (ImageNet's decoding).
 """
 
 import signal

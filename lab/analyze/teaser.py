@@ -1,0 +1,146 @@
+"""Clean and certified accuracy on CIFAR-10, a circle per network, its area the number of parameters (Figure 1).
+
+The paper's points are the rows of Table 1; ours are added from published runs of named recipes that certify the whole
+test set. The paper does not name its vertical axis: we take certified accuracy at 36/255.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bronet.errors import BronetError
+from bronet.models import build_model
+from bronet.report.curve import LIGHT, style
+from lab.tables.paper_rows import paper_rows
+from lab.tables.published import PublishedRun
+
+DATA = "cifar10"
+TABLE = 1
+MILLION = 1e6
+AREA_PER_MILLION = 5.0
+LEGEND_SIZES = (10, 100)
+LEGEND_AREA = 70
+FONT_SIZE = 8.5
+LETTER = 0.6 * FONT_SIZE
+"""Width of a letter in points, on average."""
+DISTANCES = (3, 12, 24, 38, 54)
+"""Points between a circle and its name, nearest first."""
+POINTS_PER_INCH = 72
+OURS, THEIRS, PAPERS = "this project", "other works, as quoted", "the paper"
+COLORS = {THEIRS: LIGHT.quiet, PAPERS: LIGHT.runs[0], OURS: LIGHT.runs[1]}
+
+
+class Row(NamedTuple):
+    """One circle: accuracies in percent, parameters in millions."""
+
+    source: str
+    name: str
+    clean: float
+    certified_36: float
+    millions: float
+
+
+def measure(runs: Sequence[PublishedRun]) -> list[Row]:
+    """Return the circles of the paper, then ours."""
+    rows = []
+    for row in paper_rows(TABLE):
+        if row.group == DATA and row.clean is not None and row.certified[0] is not None:
+            source = PAPERS if row.recipe and "BRONet" in row.row else THEIRS
+            rows.append(Row(source, row.row, row.clean, row.certified[0], float(row.parameters.removesuffix("M"))))
+    for run in runs:
+        if run.recipe.data.name == DATA and not run.remark:
+            certified = run.statistics.certified[0].accuracy
+            clean = run.statistics.clean_accuracy
+            name = run.recipe.name.removeprefix(f"{DATA}/")
+            rows.append(Row(OURS, name, 100 * clean, 100 * certified, parameters(run) / MILLION))
+    return rows
+
+
+def parameters(run: PublishedRun) -> int:
+    """Return how many parameters a run's network has."""
+    model = build_model(run.recipe.model, run.recipe.data.spec(), device="meta")
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Return Figure 1 with our points."""
+    if not rows:
+        raise BronetError("a teaser needs at least one row, got none")
+    with rc_context(style(LIGHT)):
+        figure = Figure(figsize=(8.4, 5.2), layout="constrained")
+        axes = figure.add_subplot()
+        for source, color in COLORS.items():
+            chosen = [row for row in rows if row.source == source]
+            if not chosen:
+                continue
+            axes.scatter(
+                [row.clean for row in chosen],
+                [row.certified_36 for row in chosen],
+                s=[AREA_PER_MILLION * row.millions for row in chosen],
+                color=color,
+                alpha=0.45,
+                edgecolor=color,
+            )
+            axes.scatter([], [], s=LEGEND_AREA, color=color, alpha=0.45, edgecolor=color, label=source)
+        for size in LEGEND_SIZES:
+            axes.scatter([], [], s=AREA_PER_MILLION * size, color=LIGHT.grid, label=f"{size}M parameters")
+        axes.set(xlabel="clean accuracy, %", ylabel="certified accuracy at 36/255, %", title="CIFAR-10")
+        axes.margins(0.1)
+        axes.grid(color=LIGHT.grid, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, loc="upper left", fontsize=9, labelspacing=1.0)
+        figure.draw_without_rendering()  # fixes where a point lies on the paper
+        _label(axes, rows, POINTS_PER_INCH / figure.dpi)
+    return figure
+
+
+class Box(NamedTuple):
+    """A rectangle on the paper, in points."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def meets(self, other: "Box") -> bool:
+        """Whether the two share a point."""
+        beside = self.right < other.left or other.right < self.left
+        return not (beside or self.top < other.bottom or other.top < self.bottom)
+
+
+def _label(axes: Axes, rows: Sequence[Row], points_per_dot: float) -> None:
+    """Write every name near its circle, at the first place where it touches no other name and no circle's middle."""
+    centres = [points_per_dot * axes.transData.transform((row.clean, row.certified_36)) for row in rows]
+    radii = [math.sqrt(AREA_PER_MILLION * row.millions) / 2 for row in rows]
+    taken = [_around(x, y, r, r) for (x, y), r in zip(centres, radii, strict=True)]
+    for row, (x, y), radius in zip(rows, centres, radii, strict=True):
+        width, height = LETTER * len(row.name), 1.3 * FONT_SIZE
+        places = [
+            ((radius + away + width / 2) * math.cos(turn), (radius + away + height / 2) * math.sin(turn))
+            for away in DISTANCES
+            for turn in np.linspace(-math.pi / 2, 3 * math.pi / 2, 16, endpoint=False)
+        ]
+        boxes = [_around(x + a, y + b, width, height) for a, b in places]
+        free = (number for number, box in enumerate(boxes) if not any(box.meets(other) for other in taken))
+        chosen = next(free, 0)
+        taken.append(boxes[chosen])
+        axes.annotate(
+            row.name,
+            (row.clean, row.certified_36),
+            xytext=places[chosen],
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=FONT_SIZE,
+            color=COLORS[row.source],
+            arrowprops={"arrowstyle": "-", "color": LIGHT.quiet, "linewidth": 0.5, "shrinkA": 0, "shrinkB": radius},
+        )
+
+
+def _around(x: float, y: float, width: float, height: float) -> Box:
+    return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)

@@ -1,0 +1,173 @@
+"""`python -m lab bench`: timings of one layer, of the recipes that the published code was timed with, and of proofs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bronet.cli.options import Device, DeviceOption, device_name
+from lab.bench.rival_commands import equal_budget, layers
+
+app = typer.Typer(no_args_is_help=True)
+
+Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")]
+Out = Annotated[Path | None, typer.Option(help="A CSV file for the rows.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Time layers, whole training steps, proofs; compare layers.
+
+    Example:  python -m lab bench layer
+
+    Small shapes on a CPU, the paper's on a GPU. Writes nothing unless --out names a file.
+    """
+
+
+@app.command()
+def layer(
+    *,
+    device: DeviceOption = Device.AUTO,
+    repeats: Repeats = 10,
+    out: Out = None,
+    channels: Annotated[int | None, typer.Option(min=2, help="Channels in and out.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank n of V.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
+) -> None:
+    """Time a training step of one BRO layer. The textbook form and a plain convolution stand beside it.
+
+    Example:  python -m lab bench layer --channels 64 --rank 16 --size 32 --batch 32
+
+    The parameter transform is included. Ratios are to the plain convolution of the same dtype.
+    """
+    from dataclasses import replace
+
+    import torch
+
+    from bronet.bench import write_timings
+    from bronet.cli.console import facts_table, open_console
+    from lab.bench.layer import CPU_SHAPE, GPU_SHAPE, bench_layer
+
+    place = torch.device(device_name(device))
+    shape = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
+    given = {"channels": channels, "rank": rank, "size": size, "batch": batch}
+    shape = replace(shape, **{name: value for name, value in given.items() if value is not None})
+    console = open_console()
+    console.print(f"training step of one layer: {shape}", highlight=False)
+    rows = list(bench_layer(shape, place, repeats=repeats))
+    plain = {row.dtype: row.median_ms for row in rows if row.subject == "plain convolution"}
+    facts = [
+        (f"{row.subject}, {row.dtype}", f"{row.median_ms:9.2f} ms  {row.median_ms / plain[row.dtype]:6.2f} x plain")
+        for row in rows
+    ]
+    textbook = [row for row in rows if row.subject == "BRO, textbook form"]
+    real = [row for row in rows if row.subject == "BRO, real form" and row.dtype == "float32"]
+    facts.append(("real form against textbook form", f"{textbook[0].median_ms / real[0].median_ms:.1f} times faster"))
+    console.print(facts_table(facts))
+    if out is not None:
+        write_timings(out, rows)
+
+
+@app.command()
+def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out = None) -> None:
+    """Time training steps and inference beside the published code.
+
+    Example:  python -m lab bench step
+
+    On a GPU the times are those of one H200. `bronet bench RECIPE` times any other recipe. Writes nothing unless --out
+    names a file.
+    """
+    import torch
+
+    from bronet.bench import time_recipe, write_timings
+    from bronet.cli.console import facts_table, open_console
+    from bronet.recipe import named_recipe
+    from lab.bench.published import CPU_RECIPES, PUBLISHED_MS
+
+    place = torch.device(device_name(device))
+    on_gpu = place.type == "cuda"
+    rows, facts = [], []
+    for name in PUBLISHED_MS if on_gpu else CPU_RECIPES:
+        for kind, row in time_recipe(named_recipe(name), place, repeats=repeats):
+            rows.append(row)
+            text = f"{row.median_ms:9.2f} ms" + (f"  {row.peak_gib:5.2f} GiB" if row.peak_gib else "")
+            published = PUBLISHED_MS.get(name, {}).get(kind)
+            if on_gpu and published is not None:
+                ratio = published / row.median_ms
+                text += f"  (published code on one H200: {published:g} ms, {ratio:.1f} times as long)"
+            facts.append((f"{row.subject}, {row.shape}", text))
+    open_console().print(facts_table(facts))
+    if out is not None:
+        write_timings(out, rows)
+
+
+@app.command()
+def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Out = None) -> None:
+    """Measure how one layer's time and memory grow. With batch, channels, image size and rank.
+
+    Example:  python -m lab bench scaling --repeats 3
+
+    Prints the measured growth exponents; --out also draws a plot beside the CSV file.
+    """
+    import torch
+
+    from bronet.bench import write_timings
+    from bronet.cli.console import facts_table, open_console
+    from lab.bench.layer import CPU_SHAPE, GPU_SHAPE
+    from lab.bench.scaling import bench_scaling, exponent
+
+    place = torch.device(device_name(device))
+    base = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
+    points = list(bench_scaling(base, place, repeats=repeats))
+    facts = []
+    for axis in dict.fromkeys(axis for axis, _, _ in points):
+        chosen = [(value, row.median_ms) for name, value, row in points if name == axis]
+        values, times = zip(*chosen, strict=True)
+        series = "  ".join(f"{value}: {ms:.2f} ms" for value, ms in chosen)
+        facts.append((f"{axis}, exponent {exponent(values, times):.2f}", series))
+    open_console().print(facts_table(facts))
+    if out is not None:
+        from lab.bench.plot import draw_scaling
+
+        write_timings(out, [row for _, _, row in points])
+        draw_scaling(points, base, place, out.with_suffix(".png"))
+
+
+@app.command()
+def certify(
+    *,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of the network.", show_default=False)] = None,
+    images: Annotated[int, typer.Option(min=1, help="Images to certify.")] = 10_000,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 250,
+    device: DeviceOption = Device.AUTO,
+    out: Out = None,
+) -> None:
+    """Time a network's proof and the certificates of many images.
+
+    Example:  python -m lab bench certify --recipe digits/quickstart --images 1000
+
+    BRONet-M on a GPU, the small network on a CPU. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.bench import write_timings
+    from bronet.cli.console import facts_table, open_console
+    from lab.bench.certify import bench_certify
+
+    place = torch.device(device_name(device))
+    chosen = recipe or ("cifar10/bronet-m" if place.type == "cuda" else "cifar10/bronet-small")
+    result = bench_certify(chosen, place, images=images, batch=batch)
+    facts = [
+        ("network", chosen),
+        ("device", result.row.device),
+        ("proof of the network", f"{result.prove_seconds:.2f} s"),
+        (f"{images:,} images", f"{result.certify_seconds:.2f} s"),
+    ]
+    open_console().print(facts_table(facts))
+    if out is not None:
+        write_timings(out, [result.row])
+
+
+for command in (layers, equal_budget):
+    app.command()(command)

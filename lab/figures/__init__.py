@@ -1,0 +1,1 @@
+"""Drawings of the documentation, as SVG files that come out the same every time."""

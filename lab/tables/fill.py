@@ -1,0 +1,96 @@
+"""Pages whose numbers are generated: what stands between two markers is computed from the published runs.
+
+    <!-- generated: table 13 -->
+    ...
+    <!-- end -->
+
+Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
+`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `knob DATA` (all runs of that schedule),
+`tuning` (the log of tuning runs) and `cut` (recipes of the paper cut short). Text outside of the markers is written by
+hand and never touched.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bronet.errors import BronetError
+from bronet.report.aligned import aligned
+from bronet.report.table import ABSENT, markdown_table, paper_line, summarize
+from lab.tables.cut import cut_tables
+from lab.tables.paper import all_tables, paper_table, reproduced
+from lab.tables.published import PublishedRun
+from lab.tables.speedrun import knob_table, speedrun_table
+from lab.tables.tuning import TuningRow, tuning_table
+
+BLOCK = re.compile(r"(?P<start><!-- generated: (?P<what>[^>]+?) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.S)
+
+
+def filled(
+    text: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow] = (), cut: Sequence[TuningRow] = ()
+) -> str:
+    """Return a page with every generated block computed anew; raise if there is none, or one of an unknown kind.
+
+    `tuning` are the lines of the log of tuning runs, `cut` those of recipes cut short.
+    """
+    if not BLOCK.search(text):
+        raise BronetError("a page to fill must have a block <!-- generated: ... --> with <!-- end -->, found none")
+    of_log = {"tuning": lambda: tuning_table(tuning), "cut": lambda: cut_tables(cut)}
+    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs, of_log)}\n{block['end']}", text)
+
+
+def read_page(path: Path) -> str:
+    """Return the text of a page."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BronetError(f"could not read the page {path} ({error})") from None
+
+
+def _content(what: str, runs: Sequence[PublishedRun], of_log: Mapping[str, Callable[[], str]]) -> str:
+    word, _, rest = what.partition(" ")
+    whole = {
+        "reproduced": lambda: reproduced(runs),
+        "runs": lambda: every_run(runs),
+        "tables": lambda: all_tables(runs),
+        **of_log,
+    }
+    if what in whole:
+        return whole[what]()
+    if word == "table" and rest.isdecimal():
+        return paper_table(int(rest), runs)
+    if word == "run":
+        return markdown_table([summarize(_named(rest, runs).evidence)])
+    if word == "speedrun":
+        return speedrun_table(rest, runs)
+    if word == "knob":
+        return knob_table(rest, runs)
+    kinds = f"{', '.join(whole)}, table N, run FOLDER, speedrun DATA or knob DATA"
+    raise BronetError(f"a block must be {kinds}, got {what!r}")
+
+
+def every_run(runs: Sequence[PublishedRun]) -> str:
+    """Return one line for each published run: what it is, what it gave, where and how long it was trained."""
+    cells = [["folder", "recipe", "images", "clean / 36 / 72 / 108", "seed", "device", "seconds", "differs"]]
+    for run in runs:
+        record = run.evidence.record
+        cells.append(
+            [
+                f"`{run.folder}`",
+                f"`{run.recipe.name}`",
+                f"{run.statistics.images:,}",
+                paper_line(run.statistics),
+                str(run.recipe.train.seed),
+                str(record.get("device", ABSENT)),
+                f"{record['seconds']:,.0f}" if isinstance(record.get("seconds"), int | float) else ABSENT,
+                run.remark or ABSENT,
+            ]
+        )
+    return aligned(cells)
+
+
+def _named(folder: str, runs: Sequence[PublishedRun]) -> PublishedRun:
+    for run in runs:
+        if run.folder == folder:
+            return run
+    raise BronetError(f"a block names the run {folder}, which is not among {', '.join(run.folder for run in runs)}")

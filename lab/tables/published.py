@@ -1,0 +1,107 @@
+"""The published runs: every folder below `results` that holds a recipe, a certificate and its rows.
+
+A run stands beside a row of the paper only if its recipe is the named one, up to what does not change the experiment
+(seed, precision, what is kept on the way), and if the whole test set was certified. Any other run says what differs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bronet.errors import BronetError
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import differing_keys, from_text
+from bronet.report.evidence import Evidence, read_evidence
+from bronet.report.statistics import Statistics, compute_statistics
+from lab.recipes import table_recipe
+
+RESULTS = Path(__file__).parents[2] / "results"
+BUDGETS = ("36/255", "72/255", "108/255")
+TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
+FREE_KEYS = frozenset(
+    {
+        "train.seed",
+        "train.precision",
+        "train.checkpoint_every",
+        "train.keep_checkpoints",
+        "certify.eps",
+    }
+)
+"""Settings in which a run may differ from the named recipe and still be a run of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+    """One folder; `changed` are the settings that differ from its named recipe, None if no recipe has that name."""
+
+    folder: str
+    recipe: Recipe
+    evidence: Evidence
+    statistics: Statistics
+    changed: tuple[str, ...] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all test images were certified."""
+        return self.evidence.certificate.images == TEST_IMAGES.get(self.recipe.data.name)
+
+    @property
+    def remark(self) -> str:
+        """Why this is no full run of a named recipe; empty if it is one."""
+        if self.changed is None:
+            return "no named recipe"
+        several = f"{len(self.changed)} settings changed, such as " if len(self.changed) > 1 else "changed: "
+        remarks = [f"{several}{self.changed[0]}"] if self.changed else []
+        if not self.whole:
+            remarks.append(f"the first {self.evidence.certificate.images:,} test images only")
+        return "; ".join(remarks)
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Seconds of training per epoch, where the record says how long it took."""
+        seconds = self.evidence.training_seconds
+        return None if seconds is None else seconds / self.recipe.train.epochs
+
+    def attacked(self, attack: str, norm: str, eps: str) -> tuple[float, int] | None:
+        """Return the accuracy that an attack left, and on how many images; None if it was not run."""
+        for facts in self.evidence.attacks:
+            if (facts.get("attack"), facts.get("norm"), facts.get("eps")) == (attack, norm, eps):
+                share, images = facts.get("robust_accuracy"), facts.get("images")
+                if isinstance(share, int | float) and isinstance(images, int):
+                    return float(share), images
+        return None
+
+
+def published_runs(results: Path) -> list[PublishedRun]:
+    """Return every published run below a folder, in the order of their paths; raise where one contradicts itself."""
+    if not results.is_dir():
+        raise BronetError(f"--results must be a folder with published runs, got {results}; see bronet publish")
+    found = []
+    for recipe_file in sorted(results.rglob("recipe.yaml")):
+        folder = recipe_file.parent
+        if (folder / "certificate.json").exists():
+            evidence = read_evidence(folder)
+            recipe = from_text(evidence.recipe)
+            found.append(
+                PublishedRun(
+                    folder=folder.relative_to(results).as_posix(),
+                    recipe=recipe,
+                    evidence=evidence,
+                    statistics=compute_statistics(evidence.rows, BUDGETS),
+                    changed=_changed(recipe),
+                )
+            )
+    return found
+
+
+def runs_of(recipe: str, runs: list[PublishedRun]) -> list[PublishedRun]:
+    """Return the full runs of a named recipe, by seed."""
+    chosen = [run for run in runs if run.recipe.name == recipe and not run.remark]
+    return sorted(chosen, key=lambda run: run.recipe.train.seed)
+
+
+def _changed(recipe: Recipe) -> tuple[str, ...] | None:
+    try:
+        named = table_recipe(recipe.name)
+    except BronetError:
+        return None
+    return tuple(key for key in differing_keys(recipe, named) if key not in FREE_KEYS)

@@ -1,0 +1,49 @@
+"""What is committed under results/ is evidence: whole, sealed, and without paths of a machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bronet.certificates.verify import read_certificate
+from bronet.recipe import from_text
+from bronet.recipe.architecture import BRONetArchitecture
+from bronet.run.certificate import SEAL, file_hash, sealed
+from lab.tables.tuning import read_tuning
+
+RESULTS = Path(__file__).parents[2] / "results"
+UNSEALED = RESULTS / "precision" / "bf16" / "certificate.json"
+"""Made before certificates were sealed."""
+CERTIFICATES = sorted(path for path in RESULTS.rglob("certificate*.json") if path != UNSEALED)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|tmp|root|work|Users|mnt|data|scratch)/")
+
+
+def test_there_is_evidence() -> None:
+    assert RESULTS / "digits" / "certificate.json" in CERTIFICATES
+
+
+@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_a_published_certificate_is_sealed_and_speaks_of_the_files_beside_it(path: Path) -> None:
+    facts = read_certificate(path)
+    assert sealed(facts)[SEAL] == facts[SEAL]
+    assert file_hash(path.with_suffix(".csv")) == facts["rows_sha256"]
+    recipe = path.parent / "recipe.yaml"
+    assert file_hash(recipe) == facts["recipe_sha256"]
+    assert from_text(recipe.read_text(encoding="utf-8")).data.name == facts["data"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "yaml", "md"])
+def test_no_file_names_a_path_of_a_machine(suffix: str) -> None:
+    for path in RESULTS.rglob(f"*.{suffix}"):
+        assert not MACHINE_PATH.search(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("run", ["base", "little"])
+def test_the_recipe_of_a_tuning_run_is_that_of_its_line(run: str) -> None:
+    """Others change what they say of these two, so each can be trained again."""
+    (row,) = (row for row in read_tuning(RESULTS / "speedrun" / "tuning.csv") if row.run == run)
+    recipe = from_text((RESULTS / "speedrun" / f"{run}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(recipe.model, BRONetArchitecture)
+    assert row.network == f"bronet, width {recipe.model.width}, depth {recipe.model.depth}"
+    assert (row.images_held_out, row.epochs) == (recipe.data.held_out, recipe.train.epochs)
+    assert row.changed == ""
