@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.cli.quickstart import RECIPE_NAME
+from bronet.data import ImageSet
+from bronet.data.embedded import load_digits
 from bronet.run.certificate import SEAL
 from bronet.wording import duration_text
 from generated_images import class_folders
@@ -66,6 +68,27 @@ def test_one_command_gives_what_two_give(done: tuple[Path, str], tmp_path: Path)
     assert (copy / "certificate.csv").read_bytes() == (folder / "certificate.csv").read_bytes()
     assert facts(copy) == facts(folder)
     run("verify", str(folder))
+
+
+def test_a_command_reads_each_split_once(
+    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def recorded(split: str) -> ImageSet:
+        read.append(split)
+        return load_digits(split)
+
+    monkeypatch.setattr("bronet.data.load.load_digits", recorded)
+    folder = shutil.copytree(done[0], tmp_path / "run")
+    run("certify", str(folder), "--limit", "20", "--device", "cpu")
+    assert read == ["test"]
+    attack = ["--attack", "pgd", "--steps", "1", "--restarts", "1", "--eps", "36/255", "--eps", "72/255"]
+    run("attack", str(folder), "--limit", "20", "--device", "cpu", *attack)
+    assert read == ["test"] * 2
+    words = ["train", RECIPE_NAME, "--out", str(tmp_path / "new"), "--device", "cpu", "--certify"]
+    run(*words, *settings(*SHRUNK, "train.epochs=1", "optim.warmup_epochs=0"))
+    assert read == ["test", "test", "train", "test"]
 
 
 def test_the_time_of_each_part_is_printed_and_kept(done: tuple[Path, str]) -> None:

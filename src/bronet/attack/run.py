@@ -51,6 +51,7 @@ def attack_run(
     run_dir: Path | str,
     plan: AttackPlan,
     *,
+    images: ImageSet | None = None,
     limit: int | None = None,
     overwrite: bool = False,
     device: torch.device | str = "cpu",
@@ -61,6 +62,8 @@ def attack_run(
 ) -> AttackedRun:
     """Attack the first images of a split and write a row for each; go on from the rows that are there.
 
+    `images` are those of the plan's split, if they are loaded already.
+
     An attack that is finished is not repeated, and keeps its facts. Raises `CertificateBrokenError`, after writing the
     row, at the first image whose class changed inside its certified radius: the recorded one where the run has a
     certificate of these images, else one proved now.
@@ -69,7 +72,9 @@ def attack_run(
         require_autoattack()
     run = open_run(Path(run_dir))
     recipe = run.recipe()
-    images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
+    if images is None:
+        images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes())
+    images = images.to(device)
     path, facts_path = run.path / f"{plan.name}.csv", run.path / f"{plan.name}.json"
     settings: Json = {**plan.__dict__, **network_hashes(run)}
     rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)

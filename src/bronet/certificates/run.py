@@ -62,6 +62,7 @@ def load_model(run: RunFolder, recipe: Recipe, *, device: torch.device | str = "
 def certify_run(
     run_dir: Path | str,
     *,
+    images: ImageSet | None = None,
     eps: tuple[str, ...] = (),
     split: str = "test",
     limit: int | None = None,
@@ -74,9 +75,10 @@ def certify_run(
 ) -> CertifiedRun:
     """Prove the radius of every image of a split and write the rows into the run's folder.
 
-    `eps` are the budgets a report shows (default: the recipe's); `limit` certifies only the first images, and the
-    facts say so; `targeted` also writes how far each image is from each class. `batch_size` images are computed at
-    once, by default as many as suit the device. `progress` is called with the number of images done after every batch.
+    `images` are those of the split, if they are loaded already. `eps` are the budgets a report shows (default: the
+    recipe's); `limit` certifies only the first images, and the facts say so; `targeted` also writes how far each image
+    is from each class. `batch_size` images are computed at once, by default as many as suit the device. `progress` is
+    called with the number of images done after every batch.
     """
     run = open_run(Path(run_dir))
     recipe = run.recipe()
@@ -84,7 +86,9 @@ def certify_run(
     for budget in budgets:
         parse_budget(budget)
     require_writable(run.path)  # rather now than when all is proved
-    images = load_images(recipe.data, split, data_dir=data_dir, limit=limit, classes=run.classes()).to(device)
+    if images is None:
+        images = load_images(recipe.data, split, data_dir=data_dir, limit=limit, classes=run.classes())
+    images = images.to(device)
     weights = file_hash(run.weights)
     model = load_model(run, recipe, device=device)
     start = time.perf_counter()

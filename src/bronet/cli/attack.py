@@ -85,14 +85,15 @@ def attack(
 
     console = open_console()
     run = run_folder(run)
-    data = open_run(run).recipe().data
-    images = chosen_split(split, data, data_dir=data_dir).value
+    attacked = open_run(run)
+    data = attacked.recipe().data
+    chosen = chosen_split(split, data, data_dir=data_dir).value
     plans = [
         AttackPlan(
             attack=kind.value,
             norm=norm.value,
             eps=radius,
-            split=images,
+            split=chosen,
             steps=steps,
             restarts=restarts,
             seed=seed,
@@ -101,17 +102,16 @@ def attack(
         for radius in eps or [DEFAULT_EPS]
     ]
     place = device_name(device)
-    total = len(load_images(data, images, limit=limit, data_dir=data_dir))
+    images = load_images(data, chosen, limit=limit, data_dir=data_dir, classes=attacked.classes())
     for plan in plans:
         try:
-            with counting(console, total, "attacking") as show:
+            with counting(console, len(images), "attacking") as show:
                 result = attack_run(
                     run,
                     plan,
-                    limit=limit,
+                    images=images,
                     overwrite=overwrite,
                     device=place,
-                    data_dir=data_dir,
                     command=typed_command(),
                     progress=show,
                     warn=lambda line: say(console, f"warning: {line}"),

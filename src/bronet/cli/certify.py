@@ -15,7 +15,6 @@ from bronet.cli.options import (
     chosen_split,
     command_for,
     device_name,
-    fetch_dataset,
     run_folder,
     typed_command,
 )
@@ -137,23 +136,24 @@ def certify_folder(
     """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
     from bronet.certificates.run import certify_run
     from bronet.cli.console import counting
+    from bronet.data import load_images
     from bronet.recipe import parse_budget
     from bronet.run.folder import open_run
 
     for radius in eps:
         parse_budget(radius, name="--eps")
-    recipe = open_run(folder).recipe()
-    place = device_name(device)
-    count = len(fetch_dataset(recipe.data, split, data_dir=data_dir, download=download))
-    with counting(console, count if limit is None else min(limit, count), "certifying") as show:
+    run, place = open_run(folder), device_name(device)
+    images = load_images(
+        run.recipe().data, split.value, limit=limit, data_dir=data_dir, download=download, classes=run.classes()
+    )
+    with counting(console, len(images), "certifying") as show:
         certify_run(
             folder,
+            images=images,
             eps=eps,
             split=split.value,
-            limit=limit,
             targeted=targeted,
             device=place,
-            data_dir=data_dir,
             command=command,
             progress=show,
         )

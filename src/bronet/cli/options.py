@@ -12,7 +12,6 @@ from bronet.cli.own_layers import layer_files
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
-    from bronet.data import FileSet, ImageSet
     from bronet.recipe import DataRecipe
 
 
@@ -115,10 +114,3 @@ def device_name(device: Device) -> str:
     if device is Device.AUTO:
         return "cuda" if available else "cpu"
     return device.value
-
-
-def fetch_dataset(data: "DataRecipe", split: Split, *, data_dir: Path | None, download: bool) -> "ImageSet | FileSet":
-    """Return the images or their files; with `download`, archives that are missing are fetched first."""
-    from bronet.data import open_images
-
-    return open_images(data, split.value, data_dir=data_dir, download=download)

@@ -15,10 +15,8 @@ from bronet.cli.options import (
     DeviceOption,
     DownloadOption,
     SettingsOption,
-    Split,
     command_for,
     device_name,
-    fetch_dataset,
     typed_command,
 )
 from bronet.errors import BronetError
@@ -77,6 +75,7 @@ def train(
     torchrun --nproc-per-node=8 -m bronet train ... (see docs/training.md).
     """
     began = time.perf_counter()
+    from bronet.data import provide_images
     from bronet.train import RunOptions
 
     if resume and overwrite:
@@ -84,7 +83,7 @@ def train(
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
     plan, folder = _chosen(recipe, changes, out, resume=resume)
     if certify:  # images that are missing are better missed now than after the last epoch
-        fetch_dataset(plan.data, Split.TEST, data_dir=data_dir, download=download)
+        provide_images(plan.data, "test", data_dir=data_dir, download=download)
     run = train_recipe(
         plan,
         folder,
@@ -156,12 +155,13 @@ def train_recipe(
     options: "RunOptions | None" = None,
 ) -> "RunFolder":
     """Train a recipe; a stop by a signal ends the process with the signal's status."""
+    from bronet.data import provide_images
     from bronet.train import Interrupted
     from bronet.train import train as train_run
 
     place = device_name(device)
     if download:
-        fetch_dataset(recipe.data, Split.TRAIN, data_dir=data_dir, download=True)
+        provide_images(recipe.data, "train", data_dir=data_dir, download=True)
     try:
         return train_run(
             recipe,

@@ -22,6 +22,7 @@ from bronet.data.load import (
     load_images,
     open_images,
     open_synthetic,
+    provide_images,
 )
 from bronet.data.randomness import Share, generator_for
 from bronet.data.stream import DecodedStream, ImageStream, ResidentStream
@@ -47,6 +48,7 @@ __all__ = [
     "open_images",
     "open_synthetic",
     "prepared_ahead",
+    "provide_images",
     "steps_per_epoch",
     "stratified_split",
 ]

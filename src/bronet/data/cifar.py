@@ -6,7 +6,6 @@ the checksum of the archive only. CIFAR-100 means its 100 fine labels.
 """
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from bronet.recipe.dataset import dataset_spec
 
 HOME = "https://www.cs.toronto.edu/~kriz"
 """The authors' page, which also publishes the checksums."""
+PIXEL_BYTES = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class CifarLayout:
     label_bytes: int
     names_file: str
     classes: tuple[str, ...]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one image with its labels."""
+        return self.label_bytes + PIXEL_BYTES
 
     @property
     def url(self) -> str:
@@ -85,20 +90,34 @@ def load_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> Imag
     """
     layout, spec = LAYOUTS[name], dataset_spec(name)
     folder = data_dir / layout.folder
-    if not folder.is_dir():
-        _provide(name, layout, data_dir, download=download)
-    _check_names(folder / layout.names_file, layout)
-    files = layout.files[split]
-    records = IMAGES[split] // len(files)
-    width = layout.label_bytes + prod(spec.shape)
-    table = np.concatenate([_read(folder / file, records, width, layout) for file in files])
+    files = provide_cifar(name, split, data_dir, download=download)
+    table = np.concatenate([_read(file, layout.record_bytes, layout) for file in files])
     labels = torch.from_numpy(table[:, layout.label_bytes - 1].astype(np.int64))
     _check_counts(torch.bincount(labels, minlength=spec.classes), folder, layout, split)
     images = torch.from_numpy(table[:, layout.label_bytes :].copy()).view(-1, *spec.shape)
     return ImageSet(name, images, labels, layout.classes, spec.scale)
 
 
-def _provide(name: str, layout: CifarLayout, data_dir: Path, *, download: bool) -> None:
+def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> list[Path]:
+    """Return the files of a split, unpacked or downloaded as `load_cifar` does; their sizes are checked."""
+    layout = LAYOUTS[name]
+    folder = data_dir / layout.folder
+    if not folder.is_dir():
+        _unpack(name, layout, data_dir, download=download)
+    _check_names(folder / layout.names_file, layout)
+    files = [folder / file for file in layout.files[split]]
+    size = IMAGES[split] // len(files) * layout.record_bytes
+    for file in files:
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            raise BronetError(f"cannot read {file}: {error.strerror}; {UNPACK_AGAIN}") from None
+        if found != size:
+            raise BronetError(f"{file} must have {size} bytes, got {found}: {UNPACK_AGAIN}")
+    return files
+
+
+def _unpack(name: str, layout: CifarLayout, data_dir: Path, *, download: bool) -> None:
     archive, folder = data_dir / layout.archive, data_dir / layout.folder
     if not archive.is_file():
         if not download:
@@ -112,15 +131,13 @@ def _provide(name: str, layout: CifarLayout, data_dir: Path, *, download: bool) 
     unpack_archive(archive, folder, md5=layout.md5, url=layout.url)
 
 
-def _read(path: Path, records: int, width: int, layout: CifarLayout) -> NDArray[np.uint8]:
+def _read(path: Path, width: int, layout: CifarLayout) -> NDArray[np.uint8]:
     """Return the records of one file, a row each; the last label byte is the (fine) label."""
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise BronetError(f"cannot read {path}: {error.strerror}; {UNPACK_AGAIN}") from None
-    if content.size != records * width:
-        raise BronetError(f"{path} must have {records * width} bytes, got {content.size}: {UNPACK_AGAIN}")
-    table = content.reshape(records, width)
+    table = content.reshape(-1, width)
     largest = int(table[:, layout.label_bytes - 1].max())
     if largest >= len(layout.classes):
         raise BronetError(f"labels in {path} must be less than {len(layout.classes)}, got {largest}: {UNPACK_AGAIN}")

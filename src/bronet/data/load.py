@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
-from bronet.data.cifar import LAYOUTS, load_cifar
+from bronet.data.cifar import LAYOUTS, load_cifar, provide_cifar
 from bronet.data.embedded import load_digits, load_sample
 from bronet.data.file_set import FileSet, class_folders, class_names_below
 from bronet.data.image_set import ImageSet
 from bronet.data.npz import load_npz
 from bronet.data.parquet import load_parquet, parquet_files
 from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
-from bronet.data.tiny_imagenet import load_tiny_imagenet
+from bronet.data.tiny_imagenet import load_tiny_imagenet, provide_tiny_imagenet
 from bronet.errors import BronetError
 from bronet.recipe.schema import DataRecipe
 
 SPLITS = ("train", "test", "sample")
-IMAGENET = "imagenet"
+DIGITS, IMAGENET = "digits", "imagenet"
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
 OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
@@ -79,7 +79,7 @@ def open_images(
         raise BronetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if split == "sample":
         return load_sample(data.name)
-    if data.name == "digits":
+    if data.name == DIGITS:
         return load_digits(split)
     folder = data_folder(data_dir)
     if data.name in LAYOUTS:
@@ -87,6 +87,20 @@ def open_images(
     if data.name == TINY_IMAGENET:
         return load_tiny_imagenet(split, folder, download=download)
     return _own_folder(data, split, folder / data.name, tuple(classes))
+
+
+def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> None:
+    """Raise unless a "train" or "test" split is there, after unpacking it, or downloading it if that is allowed.
+
+    No image is read: what is wrong inside a file shows when it is loaded.
+    """
+    folder = data_folder(data_dir)
+    if data.name in LAYOUTS:
+        provide_cifar(data.name, split, folder, download=download)
+    elif data.name == TINY_IMAGENET:
+        provide_tiny_imagenet(split, folder, download=download)
+    elif data.name != DIGITS:
+        _own_files(data, split, folder / data.name, ())
 
 
 def open_synthetic(
@@ -111,7 +125,15 @@ def _training_classes(root: Path) -> tuple[str, ...]:
 
 
 def _own_folder(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> ImageSet | FileSet:
-    spec = data.spec()
+    spec, found = data.spec(), _own_files(data, split, root, learned)
+    if isinstance(found, list):
+        return load_parquet(found, data.name, spec, resized=bool(data.resize))
+    streamed = bool(data.resize) or data.name == IMAGENET
+    return found if streamed else found.decoded(spec, resized=False)
+
+
+def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> FileSet | list[Path]:
+    """Return the labelled files of class folders, or the parquet files."""
     if not root.is_dir():
         raise BronetError(
             f"{data.name} must be the folder {root} with train and test (or val) below it, but there is no such "
@@ -120,15 +142,13 @@ def _own_folder(data: DataRecipe, split: str, root: Path, learned: tuple[str, ..
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
             classes = learned or (_training_classes(root) if split != "train" else ())
-            found = class_folders(data.name, root / name, expected=spec.classes, classes=classes)
-            streamed = bool(data.resize) or data.name == IMAGENET
-            return found if streamed else found.decoded(spec, resized=False)
+            return class_folders(data.name, root / name, expected=data.spec().classes, classes=classes)
         if files := parquet_files(root, name):
             if data.resize and split == "train":
                 raise BronetError(
                     f"training images of {data.name} must lie in class folders to be resized at random, got parquet "
                     f"files; unpack them once with: bronet data unpack {root} --split train"
                 )
-            return load_parquet(files, data.name, spec, resized=bool(data.resize))
+            return files
     names = ", ".join(f"{name}/ or {name}*.parquet" for name in OTHER_NAMES[split])
     raise BronetError(f"{root} must hold {names} with the {split} images, found neither")
