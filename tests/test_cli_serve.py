@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.web.local import is_local
-from bronet.web.server import address, open_socket
+from bronet.web.server import address, is_local, open_socket
 from serving import HOST, make_colour_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -16,10 +16,10 @@ from bronet.errors import BronetError
 from bronet.run.folder import open_run
 from bronet.run.rows import read_rows
 from bronet.web import answers
-from bronet.web.page import build_page
+from bronet.web.app import build_page
+from bronet.web.picture import MOST_BYTES
 from bronet.web.served import read_cards
-from bronet.web.upload import MOST_BYTES
-from bronet.web.worker import PLACES, Ticket
+from bronet.web.worker import PLACES, Question
 from serving import HOST, SAMPLES, Json, Site, make_colour_run, serving
 from tiny_run import train_tiny_run
 from web_files import encoded, noise_image
@@ -234,14 +234,14 @@ def test_a_server_that_ends_does_not_wait_for_an_attack(runs: list[Path], monkey
 def test_work_is_done_in_turn_and_given_up_when_nobody_waits(site: Site) -> None:
     go, order = threading.Event(), []
 
-    def slow(ticket: Ticket) -> None:
+    def slow(question: Question) -> None:
         go.wait()
         order.append("first")
 
     first = site.worker.ask(slow)
     second = site.worker.ask(lambda _: order.append("second"))
     third = site.worker.ask(lambda _: order.append("third"))
-    second.ticket.give_up()
+    second.give_up()
     go.set()
     third.answer.result()
     assert first.answer.done()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bronet.data.decode import FORMATS
 from bronet.errors import BronetError
-from bronet.web.upload import MOST_BYTES, read_upload
+from bronet.web.picture import MOST_BYTES, read_upload
 from web_files import drawn, encoded, noise_image, saved
 
 RGB, GREY = (3, 6, 6), (1, 6, 6)

@@ -38,8 +38,7 @@ def serve(
     Needs pip install 'bronet[web]'.
     """
     from bronet.cli.console import open_console, say
-    from bronet.web.local import is_local
-    from bronet.web.server import address, open_socket, require_web
+    from bronet.web.server import address, is_local, open_socket, require_web
 
     require_web()
     place, local = device_name(device), is_local(host)

@@ -12,9 +12,8 @@ from torch import Tensor
 from bronet.attack.single import Progress, attack_prediction
 from bronet.errors import BronetError
 from bronet.files import Json
-from bronet.web.picture import WHITE, noise_picture, picture, sheet
+from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Served
-from bronet.web.upload import read_upload
 from bronet.wording import bound_text
 
 STEPS = 40

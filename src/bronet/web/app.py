@@ -1,4 +1,7 @@
-"""The addresses of the page: a request in, an answer of `bronet.web.answers` out, all through one worker.
+"""The page and its addresses: a request in, an answer of `bronet.web.answers` out, all through one worker.
+
+The page is one file: style and scripts are inside, nothing is fetched from elsewhere. A browser runs only the script
+and the style whose hashes are in the policy, so text from a run can never become code.
 
 Attacks take seconds, so their answer is a stream of JSON lines: how far it is, again and again, and at the end the
 result. Who leaves the page ends the attack.
@@ -6,9 +9,12 @@ result. Who leaves the page ends the attack.
 
 import asyncio
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,12 +28,12 @@ from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.web import answers
-from bronet.web.guard import Guard
-from bronet.web.page import build_page
+from bronet.web.guard import Guard, Receive, Scope, Send
 from bronet.web.served import Gallery, Served
-from bronet.web.upload import MOST_BYTES
-from bronet.web.worker import BusyError, GivenUpError, Question, Ticket, Work, Worker
+from bronet.web.worker import BusyError, Question, Worker
 
+STYLES = ("page.css",)
+SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "page.js")
 TICK_SECONDS = 0.1
 """Time between two lines that tell how far an attack is."""
 FARTHEST = 1000.0
@@ -40,6 +46,36 @@ PROTECTION = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+
+@dataclass(frozen=True)
+class Page:
+    """The text of the page and the policy under which a browser shows it."""
+
+    text: str
+    policy: str
+
+
+def build_page() -> Page:
+    """Return the page, the same for every run: what it shows, it asks for."""
+    style, script = (f"\n{_joined(names)}" for names in (STYLES, SCRIPTS))
+    text = _joined(("page.html",))
+    text = text.replace("<style></style>", f"<style>{style}</style>")
+    text = text.replace("<script></script>", f"<script>{script}</script>")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return Page(text, policy)
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    folder = files("bronet.web")
+    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 class Chosen(BaseModel):
@@ -68,20 +104,13 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     page = build_page()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     protection = PROTECTION | {"content-security-policy": page.policy}
-    app.add_middleware(Guard, local=local, most_bytes=MOST_BYTES, headers=protection)
+    app.add_middleware(Guard, local=local, headers=protection)
     _add_refusals(app)
-
-    def opened(number: int) -> Served:
-        """Return a network; called by the worker."""
-        return gallery.open(number)
 
     def known(number: int) -> int:
         if not 0 <= number < len(gallery.cards):
             raise HTTPException(404, "there is no such run; reload the page")
         return number
-
-    async def answered(work: Work) -> Any:
-        return await asyncio.wrap_future(worker.ask(work).answer)
 
     @app.get("/")
     async def show_page() -> HTMLResponse:
@@ -94,57 +123,66 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     @app.get("/api/runs/{number}")
     async def show_network(number: int) -> JSONResponse:
         run = known(number)
-        return JSONResponse(await answered(lambda _: answers.network_answer(opened(run))))
+        return JSONResponse(await worker.answer(lambda _: answers.network_answer(gallery.open(run))))
 
     @app.post("/api/runs/{number}/proof")
     async def prove_image(number: int, chosen: Chosen) -> JSONResponse:
         run = known(number)
 
-        def work(_: Ticket) -> Json:
-            served = opened(run)
+        def work(_: Question) -> Json:
+            served = gallery.open(run)
             return answers.proof_answer(served, _pixels(served, chosen))
 
-        return JSONResponse(await answered(work))
+        return JSONResponse(await worker.answer(work))
 
     @app.post("/api/runs/{number}/upload")
     async def prove_upload(number: int, request: Request) -> JSONResponse:
         run, content = known(number), await request.body()
 
-        def work(_: Ticket) -> Json:
-            served = opened(run)
+        def work(_: Question) -> Json:
+            served = gallery.open(run)
             return answers.proof_answer(served, answers.uploaded_pixels(served, content))
 
-        return JSONResponse(await answered(work))
+        return JSONResponse(await worker.answer(work))
 
     @app.post("/api/runs/{number}/attack")
-    async def attack_image(number: int, attack: Attack) -> StreamingResponse:
+    async def attack_image(number: int, attack: Attack) -> ProgressResponse:
         run = known(number)
 
-        def work(ticket: Ticket) -> Json:
-            served = opened(run)
+        def work(question: Question) -> Json:
+            served = gallery.open(run)
             return answers.attack_answer(
-                served, _pixels(served, attack), eps=attack.eps, restarts=attack.restarts, progress=ticket.report
+                served, _pixels(served, attack), eps=attack.eps, restarts=attack.restarts, progress=question.report
             )
 
-        return StreamingResponse(_lines(worker.ask(work)), media_type="application/x-ndjson")
+        return ProgressResponse(worker.ask(work))
 
     return app
 
 
-async def _lines(question: Question) -> AsyncIterator[str]:
-    """Yield how far the work is until it is done, then its result; if nobody reads on, the work is given up."""
-    answer = asyncio.wrap_future(question.answer)
-    try:
-        while not (await asyncio.wait({answer}, timeout=TICK_SECONDS))[0]:
-            yield json.dumps({"share": question.ticket.share}) + "\n"
+class ProgressResponse(StreamingResponse):
+    """How far the work is, line by line, then its result. Whoever leaves, even before the first line, ends the work."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(_lines(question), media_type="application/x-ndjson")
+        self._question = question
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines until there is a result or the reader is gone."""
         try:
-            yield json.dumps({"result": answer.result()}) + "\n"
-        except BronetError as error:
-            yield json.dumps({"message": str(error)}) + "\n"
-        except GivenUpError:
-            yield json.dumps({"message": "the server is stopping"}) + "\n"
-    finally:
-        question.ticket.give_up()
+            await super().__call__(scope, receive, send)
+        finally:
+            self._question.give_up()
+
+
+async def _lines(question: Question) -> AsyncIterator[str]:
+    done = question.done()
+    while not (await asyncio.wait({done}, timeout=TICK_SECONDS))[0]:
+        yield json.dumps({"share": question.share}) + "\n"
+    try:
+        yield json.dumps({"result": question.result()}) + "\n"
+    except BronetError as error:
+        yield json.dumps({"message": str(error)}) + "\n"
 
 
 def _pixels(served: Served, chosen: Chosen) -> Float[Tensor, "1 c h w"]:
@@ -177,7 +215,3 @@ def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(AnyHTTPException)
     async def unknown(_: Request, error: AnyHTTPException) -> JSONResponse:
         return JSONResponse({"message": error.detail}, status_code=error.status_code)
-
-    @app.exception_handler(GivenUpError)
-    async def stopping(_: Request, error: GivenUpError) -> JSONResponse:
-        return JSONResponse({"message": "the server is stopping"}, status_code=503)

@@ -1,16 +1,22 @@
-"""What stands before every request: whose page it is, how much may be sent, and what a browser may do with the answer.
+"""What stands before every request: whose page it is, how much may be sent and for how long, and what a browser may do.
 
 A page on this machine can be reached by any web site that is open in the same browser. So a request must name this
 machine as its host (a foreign name that points here is refused) and, if it comes from a page, come from this one.
+
+A body is read whole before the application sees the request: within a time limit, and all bodies together within a
+limit of memory.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
-from bronet.web.local import is_local
+from bronet.web.picture import MOST_BYTES
+from bronet.web.server import is_local
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -19,19 +25,37 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READING = frozenset({"GET", "HEAD"})
+BODY_SECONDS = 20.0
+"""Time that a sender has for a whole body."""
+MOST_EXPECTED = 4 * MOST_BYTES
+"""Bytes of all large bodies that are being read at the same time, as announced."""
+SMALL = 1 << 16
+"""Bytes up to which a body is not counted: the server buffers as much of every connection anyway."""
+DRAIN_SECONDS = 5.0
+"""Time that the sender of a refused body has to finish, so that it can read the answer."""
+
+
+class RefusedError(Exception):
+    """A request that the application does not see: the status and one line that says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class GoneError(Exception):
+    """The sender left in the middle of the body: nobody is there to be answered."""
 
 
 class Guard:
-    """Refuses foreign, endless and too large requests, and sends the same protective headers with every answer."""
+    """Refuses foreign, endless, slow and too large requests, and sends the same headers with every answer."""
 
-    def __init__(self, app: App, *, local: bool, most_bytes: int, headers: dict[str, str]) -> None:
-        self._app, self._local, self._most_bytes, self._headers = app, local, most_bytes, headers
+    def __init__(self, app: App, *, local: bool, headers: dict[str, str]) -> None:
+        self._app, self._local, self._headers = app, local, headers
+        self._expected = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it with one line."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Pass the request on with its whole body, or answer it with one line."""
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -40,31 +64,84 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
-        await (self._app if refusal is None else refusal)(scope, receive, send_guarded)
+        try:
+            body = await self._read(self._length(scope), receive)
+        except GoneError:
+            return
+        except RefusedError as refused:
+            await _refuse(refused, scope, receive, send_guarded)
+        else:
+            await self._app(scope, _replayed(body, receive), send_guarded)
 
-    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
+    def _length(self, scope: Scope) -> int:
+        """Return the length of the body; raise `RefusedError` if the head refuses the request."""
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._local and not is_local(_name(host)):
-            return _refused(403, "this page answers to 127.0.0.1 and localhost only")
-        if headers.get("origin", f"//{host}").partition("//")[2] != host:
-            return _refused(403, "this page answers to itself only, not to other web sites")
-        if method in READING:
-            return None
+        if self._local and not is_local(_without_port(host)):
+            raise RefusedError(403, "this page answers to 127.0.0.1 and localhost only")
+        own = f"{scope['scheme']}://{host}"
+        if headers.get("origin", own) != own:
+            raise RefusedError(403, "this page answers to itself only, not to other web sites")
+        if scope["method"] in READING:
+            return 0
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdecimal():
-            return _refused(411, "a request must say how long it is")
-        if int(length) > self._most_bytes:
-            return _refused(413, f"this file is too large: at most {self._most_bytes // 2**20} MB")
-        return None
+            raise RefusedError(411, "a request must say how long it is")
+        if int(length) > MOST_BYTES:
+            raise RefusedError(413, f"this file is too large: at most {MOST_BYTES // 2**20} MB")
+        return int(length)
+
+    async def _read(self, length: int, receive: Receive) -> bytes:
+        """Return the whole body, of at most this length."""
+        counted = length if length > SMALL else 0
+        if self._expected + counted > MOST_EXPECTED:
+            raise RefusedError(503, "too many files are being sent; try again in a moment")
+        self._expected += counted
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise GoneError
+                    parts.append(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RefusedError(408, f"a request must be sent within {BODY_SECONDS:.0f} seconds") from None
+        finally:
+            self._expected -= counted
 
 
-def _name(host: str) -> str:
-    """Return the host without its port."""
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what gives the body first, and then waits for the sender to leave."""
+    unread = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
+
+    return replay
+
+
+async def _refuse(refused: RefusedError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer, then throw away what is still being sent.
+
+    A connection that is closed with unread bytes is reset, and the sender might never see the answer.
+    """
+
+    async def send_unfinished(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    headers = {"connection": "close", **({"retry-after": "1"} if refused.status == 503 else {})}
+    response = JSONResponse({"message": refused.message}, status_code=refused.status, headers=headers)
+    await response(scope, receive, send_unfinished)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _without_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
-
-
-def _refused(status: int, message: str) -> JSONResponse:
-    # The body of a refused request is not read, so the connection cannot be used again.
-    return JSONResponse({"message": message}, status_code=status, headers={"connection": "close"})

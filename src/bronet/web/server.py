@@ -1,7 +1,14 @@
-"""Serve the page: a socket, a server that ends cleanly, and the address to open."""
+"""Serve the page: a socket, the address to open, and a server that neither waits for slow clients nor for ever.
 
+uvicorn has a limit for idle connections after an answer. What it lacks is here: limits for connections that never ask,
+for readers that never read, for how many there are, and for those that are still open when the server ends.
+"""
+
+import asyncio
+import contextlib
 import errno
 import importlib.util
+import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
@@ -9,12 +16,19 @@ from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from bronet.web.served import Gallery
     from bronet.web.worker import Worker
 
 PACKAGES = ("fastapi", "uvicorn")
-SECONDS_TO_END = 5
+REQUEST_SECONDS = 10.0
+"""Time that a connection has for the head of its next request."""
+READ_SECONDS = 20.0
+"""Time that a client has to make room for the rest of its answer."""
+MOST_CONNECTIONS = 200
+"""Connections at a time; more would meet the limit of open files of the process."""
+SECONDS_TO_END = 0.5
 """Time that open connections have after Ctrl-C."""
 
 
@@ -23,6 +37,13 @@ def require_web() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise BronetError(f"bronet serve needs {' and '.join(missing)}; pip install 'bronet[web]'")
+
+
+def is_local(host: str) -> bool:
+    """Whether a host, without its port, is a loopback address or localhost. No other name is: it may point anywhere."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    return host == "localhost"
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -48,8 +69,65 @@ def address(listening: socket.socket, host: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
+def connection_class() -> "type[H11Protocol]":
+    """Return uvicorn's HTTP connection with deadlines; a class made on demand, since uvicorn is an optional package."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        """A connection that is cut when its client asks nothing, or reads nothing, for too long."""
+
+        _asking: asyncio.TimerHandle | None = None
+        _reading: asyncio.TimerHandle | None = None
+
+        @property
+        def idle(self) -> bool:
+            """Whether no request is being answered."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait_for_request()
+            if len(self.connections) > MOST_CONNECTIONS:
+                idle = [other for other in self.connections if isinstance(other, Connection) and other.idle]
+                min(idle, key=Connection.deadline).transport.abort()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait_for_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._asking, self._reading):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._reading = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            if self._reading is not None:
+                self._reading.cancel()
+            super().resume_writing()
+
+        def deadline(self) -> float:
+            """Return when the connection is cut unless it asks."""
+            return self._asking.when() if self._asking is not None else 0.0
+
+        def _wait_for_request(self) -> None:
+            if self._asking is not None:
+                self._asking.cancel()
+            self._asking = self.loop.call_later(REQUEST_SECONDS, self._cut_if_idle)
+
+        def _cut_if_idle(self) -> None:
+            if self.idle:
+                self.transport.abort()
+
+    return Connection
+
+
 def make_server(gallery: "Gallery", worker: "Worker", *, local: bool) -> "uvicorn.Server":
-    """Return a server that is ready to run; when it ends it gives up all work before it waits for connections."""
+    """Return a server that is ready to run; when it ends it gives up all work, and soon cuts what is still open."""
     import uvicorn
 
     from bronet.web.app import build_app
@@ -57,14 +135,22 @@ def make_server(gallery: "Gallery", worker: "Worker", *, local: bool) -> "uvicor
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             worker.stop()
+            cut = asyncio.get_running_loop().call_later(SECONDS_TO_END, self._cut)
             await super().shutdown(sockets)
+            cut.cancel()
+
+        def _cut(self) -> None:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
     config = uvicorn.Config(
         build_app(gallery, worker, local=local),
-        log_level="warning",
+        http=connection_class(),
+        ws="none",
+        lifespan="off",
+        log_level="error",  # a stranger's mistake is answered, not logged
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=SECONDS_TO_END,
     )
     return Server(config)
 
