@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from bronet import losses
 from bronet.errors import BronetError
-from bronet.losses.arguments import checked_logits
-from bronet.losses.certificate_regularization import certificate_risk
+from bronet.losses.baselines import certificate_risk
+from bronet.losses.labels import checked_logits
 from bronet.radius import margin_radius
 
 IMAGES, CLASSES = 12, 4

@@ -23,7 +23,7 @@ from torch import Tensor
 from bronet.data import ImageSet
 from bronet.errors import BronetError
 from bronet.losses import logit_margin
-from bronet.losses.certificate_regularization import PUBLISHED_GAMMA, certificate_risk
+from bronet.losses.baselines import PUBLISHED_GAMMA, certificate_risk
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import check_seed
 from bronet.report.curve import LIGHT, style

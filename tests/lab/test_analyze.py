@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from bronet import BronetError, load_pretrained
 from bronet.data import load_dataset
 from bronet.losses import certificate_regularization, cross_entropy, logit_annealing, logit_margin
-from bronet.losses.certificate_regularization import certificate_risk
+from bronet.losses.baselines import certificate_risk
 from bronet.recipe import named_recipe
 from lab.analyze import cr_landscape, loss_curves, teaser, theorem1
 from lab.commands import app

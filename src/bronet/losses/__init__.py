@@ -4,16 +4,16 @@
 labels that are not certain.
 """
 
-from bronet.losses.certificate_regularization import (
+from bronet.losses.baselines import (
     certificate_regularization,
     certificate_regularization_radius,
+    cross_entropy,
+    logit_margin,
+    ramp,
 )
-from bronet.losses.cross_entropy import cross_entropy
-from bronet.losses.drawn_labels import DrawnLabels, drawn_labels
 from bronet.losses.emma import emma
+from bronet.losses.labels import DrawnLabels, drawn_labels
 from bronet.losses.logit_annealing import logit_annealing
-from bronet.losses.margin import logit_margin
-from bronet.losses.ramp import ramp
 
 __all__ = [
     "DrawnLabels",

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.losses.arguments import checked_logits, not_negative
+from bronet.losses.labels import checked_logits, not_negative
 
 LEAST_SHARE = 0.01
 """A class never gets less than this share of its budget, so that misclassified images still see the gap."""

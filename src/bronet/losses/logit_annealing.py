@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from bronet.losses.arguments import checked_logits, not_negative, positive
+from bronet.losses.labels import checked_logits, not_negative, positive
 
 
 def logit_annealing(
