@@ -120,6 +120,21 @@ def _reason(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
+def official_folder(name: str, folder: Path, archive: Path, *, md5: str, url: str, download: bool) -> Path:
+    """Return the folder of an official data set; without it the archive is unpacked, and fetched first if allowed."""
+    if folder.is_dir():
+        return folder
+    if not archive.is_file():
+        if not download:
+            raise BronetError(
+                f"{name} must be in {folder.parent} as the folder {folder.name} or the archive {archive.name}, found "
+                f"neither: get {url}, allow the download (--download), or name another place (--data-dir)"
+            )
+        download_file(url, archive, Digest("md5", md5))
+    unpack_archive(archive, folder, md5=md5, url=url)
+    return folder
+
+
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     """Make `folder` from the member of that name in the tar or zip file `archive`, whose MD5 is `md5`.
 

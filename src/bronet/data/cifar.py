@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bronet.data.archive import Digest, download_file, unpack_archive
+from bronet.data.archive import official_folder
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec
@@ -101,9 +101,14 @@ def load_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> Imag
 def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> list[Path]:
     """Return the files of a split, unpacked or downloaded as `load_cifar` does; their sizes are checked."""
     layout = LAYOUTS[name]
-    folder = data_dir / layout.folder
-    if not folder.is_dir():
-        _unpack(name, layout, data_dir, download=download)
+    folder = official_folder(
+        name,
+        data_dir / layout.folder,
+        data_dir / layout.archive,
+        md5=layout.md5,
+        url=layout.url,
+        download=download,
+    )
     _check_names(folder / layout.names_file, layout)
     files = [folder / file for file in layout.files[split]]
     size = IMAGES[split] // len(files) * layout.record_bytes
@@ -115,20 +120,6 @@ def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> l
         if found != size:
             raise BronetError(f"{file} must have {size} bytes, got {found}: {UNPACK_AGAIN}")
     return files
-
-
-def _unpack(name: str, layout: CifarLayout, data_dir: Path, *, download: bool) -> None:
-    archive, folder = data_dir / layout.archive, data_dir / layout.folder
-    if not archive.is_file():
-        if not download:
-            raise BronetError(
-                f"{name} must be in {data_dir} as the folder {layout.folder} or the "
-                f"archive {layout.archive}, found neither: get {layout.url}, "
-                "allow the download (--download), or name "
-                "another place (--data-dir)"
-            )
-        download_file(layout.url, archive, Digest("md5", layout.md5))
-    unpack_archive(archive, folder, md5=layout.md5, url=layout.url)
 
 
 def _read(path: Path, width: int, layout: CifarLayout) -> NDArray[np.uint8]:

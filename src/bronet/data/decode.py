@@ -42,8 +42,8 @@ _BITS_TO_DROP = 8
 CENTRE_MARGIN = 8 / 7
 """Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
 MODES = {1: "L", 3: "RGB"}
-MOST_SIDES = 100
-"""A picture one pixel high, resized to 256, would fill the memory."""
+LARGEST_ASPECT_RATIO = 100
+"""A picture that is one pixel high and very wide would fill the memory when its height is resized to 256."""
 
 
 class DrawKey(NamedTuple):
@@ -118,9 +118,10 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
 def _shorter_side(image: Image.Image, side: int, source: Path | bytes) -> Image.Image:
     scale = side / min(image.size)
     size = (max(side, round(image.width * scale)), max(side, round(image.height * scale)))
-    if max(image.size) > MOST_SIDES * min(image.size):
+    if max(image.size) > LARGEST_ASPECT_RATIO * min(image.size):
         raise BronetError(
-            f"one side of image {_name(source)} must be at most {MOST_SIDES} times the other, got {image.size}"
+            f"one side of image {_name(source)} must be at most {LARGEST_ASPECT_RATIO} times the other, "
+            f"got {image.size}"
         )
     return image.resize(size, Image.Resampling.BILINEAR)
 

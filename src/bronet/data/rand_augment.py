@@ -143,11 +143,11 @@ def apply_ops(
     values = moved.int()
     grey = grey_levels(values)
     table = fixed.tables[variant].unsqueeze(1)
-    table = torch.where(_is(op, Op.CONTRAST, 3), contrast_table(grey, factor), table)
-    table = torch.where(_is(op, Op.AUTOCONTRAST, 3), autocontrast_table(values), table)
-    table = torch.where(_is(op, Op.EQUALIZE, 3), equalize_table(values), table)
+    table = torch.where(_where_op_is(op, Op.CONTRAST, 3), contrast_table(grey, factor), table)
+    table = torch.where(_where_op_is(op, Op.AUTOCONTRAST, 3), autocontrast_table(values), table)
+    table = torch.where(_where_op_is(op, Op.EQUALIZE, 3), equalize_table(values), table)
     toned = table.gather(2, values.flatten(2).long()).view_as(moved)
-    is_color, is_sharpness = _is(op, Op.COLOR, 4), _is(op, Op.SHARPNESS, 4)
+    is_color, is_sharpness = _where_op_is(op, Op.COLOR, 4), _where_op_is(op, Op.SHARPNESS, 4)
     dull = torch.where(is_color, grey, smoothed(values))
     return torch.where(is_color | is_sharpness, blend(dull, values, factor.view(-1, 1, 1, 1)), toned)
 
@@ -196,6 +196,6 @@ def _level_table(op: Op, strength: float) -> UInt8[Tensor, "256"]:
             return levels().to(torch.uint8)
 
 
-def _is(op: Int64[Tensor, " n"], wanted: Op, ndim: int) -> Tensor:
+def _where_op_is(op: Int64[Tensor, " n"], wanted: Op, ndim: int) -> Tensor:
     """Return op == wanted, with as many dimensions as the tensors it selects from."""
     return (op == int(wanted)).view(-1, *[1] * (ndim - 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bronet.data.archive import Digest, download_file, unpack_archive
+from bronet.data.archive import official_folder
 from bronet.data.file_set import FileSet, class_folders
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
@@ -30,9 +30,7 @@ def load_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> ImageSe
 
 def provide_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> FileSet:
     """Return the files of a split; the official archive is unpacked first if need be, and downloaded if allowed."""
-    folder = data_dir / FOLDER
-    if not folder.is_dir():
-        _unpack(data_dir, folder, download=download)
+    folder = official_folder(NAME, data_dir / FOLDER, data_dir / ARCHIVE, md5=MD5, url=URL, download=download)
     files = tiny_imagenet_files(folder, split)
     if len(files) != IMAGES[split]:
         raise BronetError(f"{folder} must hold {IMAGES[split]} {split} images, got {len(files)}: unpack it again")
@@ -56,18 +54,6 @@ def tiny_imagenet_files(folder: Path, split: str) -> FileSet:
     paths = np.array([file.encode() for file, _ in rows], dtype=bytes)
     labels = torch.tensor([numbers[name] for _, name in rows], dtype=torch.int64)
     return FileSet(NAME, folder / "val" / "images", paths, labels, classes)
-
-
-def _unpack(data_dir: Path, folder: Path, *, download: bool) -> None:
-    archive = data_dir / ARCHIVE
-    if not archive.is_file():
-        if not download:
-            raise BronetError(
-                f"{NAME} must be in {data_dir} as the folder {FOLDER} or the archive {ARCHIVE}, found neither: "
-                f"get {URL}, allow the download (--download), or name another place (--data-dir)"
-            )
-        download_file(URL, archive, Digest("md5", MD5))
-    unpack_archive(archive, folder, md5=MD5, url=URL)
 
 
 def _lines(path: Path) -> list[str]:
