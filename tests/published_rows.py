@@ -1,10 +1,13 @@
 """A folder as `bronet publish` writes it, with rows whose statistics are known beforehand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from bronet.recipe import Recipe, to_text
-from bronet.run.rows import Row, write_rows
+from bronet.run.certificate import Rounding
+from bronet.run.rows import Row, write_certificate_rows
+from certificates import CERTIFICATE, write_certificate
 
 BUDGETS = (36 / 255, 72 / 255, 108 / 255)
 
@@ -31,23 +34,19 @@ def publish_rows(
             )
         )
     folder.mkdir(parents=True)
-    write_rows(folder / "certificate.csv", rows)
-    certificate = {
-        "data": recipe.data.name,
-        "split": "test",
-        "images": images,
-        "pixels": 3072,
-        "eps": ["36/255", "72/255", "108/255"],
-        "lipschitz": 3.99,
-        "layers": [],
-        "rounding": {"worst": 1e-11},
-        "precision": "float64",
-        "device": "cpu",
-        "seconds": 1.5,
-        "command": "bronet certify run",
-        "weights_sha256": "ab" * 32,
-    }
-    (folder / "certificate.json").write_text(json.dumps(certificate))
+    write_certificate_rows(folder / "certificate.csv", rows)
     (folder / "recipe.yaml").write_text(to_text(recipe))
+    certificate = replace(
+        CERTIFICATE,
+        data=recipe.data.name,
+        images=images,
+        pixels=3072,
+        eps=("36/255", "72/255", "108/255"),
+        lipschitz=3.99,
+        layers=(),
+        rounding=Rounding(worst=1e-11, median=1e-11),
+        command="bronet certify run",
+    )
+    write_certificate(folder, certificate)
     (folder / "record.json").write_text(json.dumps({"device": "a GPU", "seconds": 600.0, **record}))
     return folder

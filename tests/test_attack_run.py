@@ -16,20 +16,23 @@ from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
 from bronet.attack.run import attack_run, summary
 from bronet.attack.target import AttackPlan, Target
-from bronet.certificates.run import certify_run, load_model
+from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
 from bronet.pretrained.publish import publish
 from bronet.recipe import override, to_text
 from bronet.report.evidence import read_evidence
-from bronet.run.attack_rows import HEADER, AttackRow, read_attack_rows
+from bronet.run.attack_rows import AttackRow, read_attack_rows
 from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
-from bronet.run.rows import read_rows, write_rows
+from bronet.run.rows import read_certificate_rows, write_certificate_rows
+from bronet.run.weights import load_model
+from certificates import edit_certificate
 from tiny_run import train_tiny_run
 
 IMAGES = 24
+HEADER = "index,label,prediction,found,robust,l2,linf,radius"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = AttackPlan(attack="pgd", eps="1/4", steps=8, restarts=2, batch_size=8)
@@ -62,7 +65,7 @@ def test_every_point_is_in_the_ball_and_accuracies_are_in_order(copy: Path, norm
 def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certified: Path, tmp_path: Path) -> None:
     whole = attack_run(shutil.copytree(certified, tmp_path / "whole"), PLAN, limit=IMAGES)
 
-    def stop(done: int) -> None:
+    def stop(done: int, _total: int) -> None:
         if done == PLAN.batch_size:
             raise KeyboardInterrupt
 
@@ -72,7 +75,7 @@ def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certif
     facts = copy / f"{PLAN.name}.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"seconds": 1000.0}))
     attacked: list[int] = []
-    assert attack_run(copy, PLAN, limit=IMAGES, progress=attacked.append).rows == whole.rows
+    assert attack_run(copy, PLAN, limit=IMAGES, progress=lambda done, _: attacked.append(done)).rows == whole.rows
     assert attacked == [16, 24]
     assert 1000 < json.loads(facts.read_text())["seconds"] < 1500, "the seconds of both parts"
 
@@ -81,8 +84,8 @@ def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(
     certified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(certified)
-    model = load_model(run, run.recipe())
-    images = load_images(run.recipe().data, "test", limit=IMAGES)
+    model = load_model(run)
+    images = load_images(run.recipe.data, "test", limit=IMAGES)
     target = Target(model, prove(model), images, {})
     plan = AttackPlan(attack="pgd", eps="2/5", steps=8, restarts=1)
     rows = target.attack(plan, torch.arange(IMAGES))
@@ -114,7 +117,7 @@ def test_another_plan_does_not_go_on_from_these_rows(copy: Path) -> None:
 def test_a_finished_attack_is_not_repeated_and_keeps_its_facts(copy: Path) -> None:
     finished = attack_run(copy, PLAN, limit=8, command="first")
     attacked: list[int] = []
-    again = attack_run(copy, PLAN, limit=4, command="second", progress=attacked.append)
+    again = attack_run(copy, PLAN, limit=4, command="second", progress=lambda done, _: attacked.append(done))
     assert attacked == []
     assert again.rows == finished.rows
     assert again.facts == finished.facts == json.loads((copy / f"{PLAN.name}.json").read_text())
@@ -132,7 +135,7 @@ def test_rows_that_were_to_be_overwritten_are_not_gone_on_from(copy: Path, monke
         with pytest.raises(KeyboardInterrupt):
             attack_run(copy, other, limit=8, overwrite=True)
     attacked: list[int] = []
-    attack_run(copy, other, limit=8, progress=attacked.append)
+    attack_run(copy, other, limit=8, progress=lambda done, _: attacked.append(done))
     assert attacked == [8]
 
 
@@ -146,15 +149,15 @@ def test_rows_without_their_facts_are_not_gone_on_from(copy: Path) -> None:
 def test_rows_and_claims_of_one_network_are_not_those_of_another_with_the_same_weights(copy: Path) -> None:
     attack_run(copy, PLAN, limit=8)
     run = open_run(copy)
-    recipe = override(run.recipe(), ["model.padding=0"])
+    recipe = override(run.recipe, ["model.padding=0"])
     run.recipe_file.write_text(to_text(recipe))
     with pytest.raises(BronetError, match="was made with recipe_sha256"):
         attack_run(copy, PLAN, limit=8)
     images = load_images(recipe.data, "test", limit=8)
-    proved = prove(load_model(run, recipe)).certify(images.pixels(torch.arange(8), dtype=torch.float64))
+    proved = prove(load_model(open_run(copy))).certify(images.pixels(torch.arange(8), dtype=torch.float64))
     rows = attack_run(copy, PLAN, limit=8, overwrite=True).rows
     assert [row.radius for row in rows] == proved.radius.tolist()
-    assert [row.radius for row in rows] != [row.radius for row in read_rows(copy / "certificate.csv")[:8]]
+    assert [row.radius for row in rows] != [row.radius for row in read_certificate_rows(copy / "certificate.csv")[:8]]
 
 
 def test_an_attack_on_another_network_does_not_stand_beside_a_certificate(copy: Path) -> None:
@@ -175,24 +178,25 @@ LINE = "0,1,1,1,1,0.5,0.1,0.25"
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([LINE, LINE], "an image has two rows"),
-        (["0,1,1,2,1,0.5,0.1,0.25"], "agree with one another"),
+        ([LINE, LINE], "index must be unique, got 0 again"),
+        (["0,1,1,2,1,0.5,0.1,0.25"], "robust must be 0, got 1"),
         (["-1,1,1,1,1,0.5,0.1,0.25"], "at least 0"),
-        (["0,1,1,1,1,0.5,0.1,nan"], "distances and radius must be at least 0"),
+        (["0,1,1,1,1,0.5,0.1,nan"], "radius must be at least 0, got nan"),
         (["0,1,1,1"], "must have 8 values, got 4"),
         (["a" * 200_000], "field larger than field limit"),
     ],
 )
 def test_rows_that_cannot_be_right_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     path = tmp_path / "attack.csv"
-    path.write_text("\n".join([",".join(HEADER), LINE.replace("0,", "7,", 1), *lines]))
+    path.write_text("\n".join([HEADER, LINE.replace("0,", "7,", 1), *lines]))
     with pytest.raises(BronetError, match=message):
         read_attack_rows(path)
 
 
 def _exaggerate(folder: Path, factor: float) -> None:
-    rows = read_rows(folder / "certificate.csv")
-    write_rows(folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
+    rows = read_certificate_rows(folder / "certificate.csv")
+    write_certificate_rows(folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
+    edit_certificate(folder / "certificate.json", rows_sha256=file_hash(folder / "certificate.csv"))
 
 
 def test_a_false_certificate_stops_the_attack_and_names_the_image(copy: Path) -> None:
@@ -232,8 +236,8 @@ def test_several_radii_are_attacked_in_turn(copy: Path) -> None:
 
 def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None:
     run = open_run(copy)
-    model = load_model(run, run.recipe()).requires_grad_(False)
-    images = load_images(run.recipe().data, "test", limit=IMAGES)
+    model = load_model(run).requires_grad_(False)
+    images = load_images(run.recipe.data, "test", limit=IMAGES)
     honest = prove(model)
     name, layer = honest.layers[1]
     false = replace(layer, lipschitz=layer.lipschitz / 20)
@@ -246,15 +250,20 @@ def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None
 
 def test_a_certificate_of_other_weights_is_not_held_against_these(copy: Path) -> None:
     _exaggerate(copy, 100.0)
-    facts = json.loads((copy / "certificate.json").read_text())
-    assert facts["weights_sha256"] == file_hash(copy / "model.safetensors")
-    (copy / "certificate.json").write_text(json.dumps({**facts, "weights_sha256": "other"}))
+    edit_certificate(copy / "certificate.json", weights_sha256="other")
     assert len(attack_run(copy, replace(PLAN, eps="3/2"), limit=8).rows) == 8
+
+
+def test_edited_claims_are_refused(copy: Path) -> None:
+    rows = copy / "certificate.csv"
+    rows.write_text(rows.read_text().replace("0.", "1.", 1))
+    with pytest.raises(BronetError, match=r"certificate\.csv differs"):
+        attack_run(copy, replace(PLAN, eps="3/2"), limit=8)
 
 
 def test_a_certificate_that_cannot_be_read_is_to_be_made_again(copy: Path) -> None:
     (copy / "certificate.json").write_text("{")
-    with pytest.raises(BronetError, match=r"certificate.json must be JSON.*; certify again, or remove it"):
+    with pytest.raises(BronetError, match=r"certificate.json must be JSON.*; certify again"):
         attack_run(copy, PLAN, limit=8)
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from bronet.attack.judge import distances
 from bronet.attack.single import HALVINGS, attack_prediction, drawn_nearer
 from bronet.certificates import ProvedNetwork, prove
-from bronet.certificates.run import load_model
 from bronet.data import load_dataset
 from bronet.models import CertifiableModel
 from bronet.run.folder import open_run
+from bronet.run.weights import load_model
 from tiny_run import train_tiny_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[CertifiableModel, ProvedNetwork]:
     run = open_run(train_tiny_run(tmp_path_factory.mktemp("run") / "tiny"))
-    model = load_model(run, run.recipe()).requires_grad_(False)
+    model = load_model(run).requires_grad_(False)
     return model, prove(model)
 
 

@@ -152,7 +152,7 @@ def test_a_certificate_that_was_touched_is_not_published(empty_folder: Path) -> 
     run("certify", str(trained), "--limit", "20")
     rows = trained / "certificate.csv"
     rows.write_text(rows.read_text().replace(",1,", ",1, ", 1))
-    assert "certificate.csv has changed" in refusal("publish", str(trained), "--results", "results/row")
+    assert "certificate.csv differs" in refusal("publish", str(trained), "--results", "results/row")
     assert not Path("results").exists()
 
 

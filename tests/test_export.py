@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from bronet import BronetError, build_model, prove
-from bronet.certificates.run import certify_run, load_model
+from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.data import load_dataset
 from bronet.export import Format, export_model, onnx_file
@@ -27,6 +27,7 @@ from bronet.proof.proved_map import ProvedMap, exact
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
 from bronet.recipe.dataset import DatasetSpec
 from bronet.run.folder import open_run
+from bronet.run.weights import load_model
 from tiny_run import train_tiny_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
@@ -52,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_run(home: Path) -> CertifiableModel:
     run = open_run(home / "runs" / "quickstart")
-    return load_model(run, run.recipe())
+    return load_model(run)
 
 
 @torch.no_grad()

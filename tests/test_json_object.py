@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bronet import BronetError
-from bronet.certificates.verify import read_certificate
 from bronet.files import MOST_DIGITS, read_object
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import read_facts
+from bronet.run.certificate import read_certificate
 
 HOSTILE = {
     "empty": (b"", "must be JSON"),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import bronet
 from bronet import BronetError
-from bronet.certificates.run import certify_run, load_model
+from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
 from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
 from bronet.pretrained.places import (
@@ -31,7 +31,8 @@ from bronet.pretrained.places import (
 from bronet.recipe import override, to_text
 from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
-from bronet.run.rows import read_rows
+from bronet.run.rows import read_certificate_rows
+from bronet.run.weights import load_model, trained_model
 from served_files import serving_files
 from tiny_run import train_tiny_run
 
@@ -58,7 +59,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def test_a_saved_network_is_the_runs_network_rounded_to_bf16(run: Path, saved: Path) -> None:
-    trained = load_model(open_run(run), open_run(run).recipe()).state_dict()
+    trained = load_model(open_run(run)).state_dict()
     loaded = load_pretrained(saved).state_dict()
     assert loaded.keys() == trained.keys()
     for name, tensor in trained.items():
@@ -85,7 +86,7 @@ def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_network(run: P
     certify_run(rounded.path, limit=20)
     card = save_pretrained(rounded.path, tmp_path / "bf16") / "README.md"
     assert "On 20 test images of digits" in card.read_text()
-    other = override(rounded.recipe(), ["model.padding=0"])
+    other = override(rounded.recipe, ["model.padding=0"])
     rounded.recipe_file.write_text(to_text(other))
     card = save_pretrained(rounded.path, tmp_path / "circular") / "README.md"
     assert "No certificate of these weights" in card.read_text()
@@ -200,7 +201,7 @@ def test_a_depth_that_both_files_claim_allocates_nothing(folder: Path) -> None:
 )
 def test_the_recipe_of_a_run_cannot_ask_for_more_than_its_weights_hold(run: Path, setting: str, told: str) -> None:
     with pytest.raises(BronetError, match=told):
-        load_model(open_run(run), override(open_run(run).recipe(), [setting]))
+        trained_model(open_run(run).weights, override(open_run(run).recipe, [setting]))
 
 
 def test_rounding_that_was_interrupted_leaves_nothing(
@@ -295,7 +296,7 @@ def test_a_larger_network_is_downloaded_whole_and_checked(saved: Path, tmp_path:
 
 def test_a_run_folder_loads_as_well(run: Path) -> None:
     model = load_pretrained(run)
-    assert torch.equal(model.head.bias, load_model(open_run(run), open_run(run).recipe()).head.bias)
+    assert torch.equal(model.head.bias, load_model(open_run(run)).head.bias)
 
 
 @pytest.mark.parametrize("name", pretrained_names())
@@ -347,6 +348,7 @@ def test_the_published_rows_of_the_digits_come_out_again(tmp_path: Path) -> None
     """Evidence: the committed rows are those of the weights in the package."""
     run = unpack(find_network(DIGITS), tmp_path / "run")
     again = certify_run(run.path, limit=40).rows
-    for row, published in zip(again, read_rows(ROOT / "results" / "digits" / "certificate.csv"), strict=False):
+    rows = read_certificate_rows(ROOT / "results" / "digits" / "certificate.csv")
+    for row, published in zip(again, rows, strict=False):
         assert (row.index, row.prediction) == (published.index, published.prediction)
         assert row.radius == pytest.approx(published.radius, rel=1e-9, abs=1e-12)

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,29 +13,14 @@ import pytest
 from rich.console import Console
 
 from bronet.errors import BronetError
-from bronet.report import ReportPaths, write_report
+from bronet.report import write_report
 from bronet.report.evidence import read_evidence
 from bronet.report.margins import draw_margins, signed_margins
 from bronet.report.table import csv_table, json_summary, markdown_table, summarize, terminal_table
-from bronet.run.rows import Row, write_rows
+from bronet.run.folder import ReportFiles
+from bronet.run.rows import Row, write_certificate_rows
 from bronet.wording import bound_text
-
-CERTIFICATE = {
-    "data": "digits",
-    "split": "test",
-    "images": 4,
-    "eps": ["1/4", "1/2"],
-    "lipschitz": 1.0234567891,
-    "layers": [
-        {"name": "stem", "kind": "<b>Conv</b>", "lipschitz": 1.0234567, "rounding_gain": 1e-15},
-        {"name": "backbone.0", "kind": "BROConv2d", "lipschitz": 1.0 + 2**-40, "rounding_gain": 2e-14},
-    ],
-    "rounding": {"worst": 3e-11},
-    "precision": "float64",
-    "seconds": 1.5,
-    "command": "bronet certify runs/first --eps 1/4 --eps 1/2",
-    "weights_sha256": "ab" * 32,
-}
+from certificates import CERTIFICATE, edit_certificate, write_certificate
 
 
 def _make_run(parent: Path) -> Path:
@@ -53,8 +39,8 @@ def _make_run(parent: Path) -> Path:
         )
         for index, (correct, radius) in enumerate(radii)
     )
-    write_rows(folder / "certificate.csv", rows)
-    (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    write_certificate_rows(folder / "certificate.csv", rows)
+    write_certificate(folder)
     (folder / "recipe.yaml").write_text("name: first # <script>alert('no')</script>\n")
     (folder / "record.json").write_text(json.dumps({"command": "bronet train digits", "seed": 0, "commit": None}))
     (folder / "log.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 0.5}\n')
@@ -67,7 +53,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
     """A report that tests only read: drawing takes most of a test's time."""
     return write_report(_make_run(tmp_path_factory.mktemp("reported")))
 
@@ -105,7 +91,7 @@ def _parsed(path: Path) -> _Page:
     return page
 
 
-def test_all_files_are_written_and_nothing_else(reported: ReportPaths) -> None:
+def test_all_files_are_written_and_nothing_else(reported: ReportFiles) -> None:
     folder = reported.page.parent
     names = {path.name for path in folder.iterdir()}
     pictures = {f"{stem}.{kind}" for stem in ("curve", "margins") for kind in ("png", "pdf")}
@@ -116,7 +102,7 @@ def test_all_files_are_written_and_nothing_else(reported: ReportPaths) -> None:
     assert {path.name for path in folder.parent.iterdir()} == inputs | {"report"}
 
 
-def test_the_page_holds_everything_and_loads_nothing(reported: ReportPaths) -> None:
+def test_the_page_holds_everything_and_loads_nothing(reported: ReportFiles) -> None:
     page = _parsed(reported.page)
     assert len(page.links) == 2
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
@@ -146,19 +132,19 @@ def test_a_hostile_run_name_is_only_text(run: Path) -> None:
     assert len(columns) == 1
 
 
-def test_the_summary_has_every_digit(reported: ReportPaths) -> None:
+def test_the_summary_has_every_digit(reported: ReportFiles) -> None:
     content = json.loads(reported.summary_json.read_text())
     assert content["clean_accuracy"] == 0.75
     assert content["certified_accuracy"] == {"1/4": 0.5, "1/2": 0.25}
     assert content["radius"]["median"] == 0.5
-    assert content["lipschitz"] == CERTIFICATE["lipschitz"]
+    assert content["lipschitz"] == CERTIFICATE.lipschitz
     assert content["record"]["seed"] == 0
 
 
 def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
     row = Row(index=0, label=0, prediction=1, correct=False, margin=1.0, radius=1.0, naive_radius=1.0)
-    write_rows(run / "certificate.csv", [row])
-    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | {"images": 1}))
+    write_certificate_rows(run / "certificate.csv", [row])
+    write_certificate(run, replace(CERTIFICATE, images=1))
     text = json_summary(summarize(read_evidence(run)))
     content = json.loads(text, parse_constant=pytest.fail)
     assert content["radius"] == {"median": None, "variance": None, "skewness": None}
@@ -167,7 +153,7 @@ def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
 def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
     first = summarize(read_evidence(run))
     other = run.rename(run.with_name("second"))
-    (other / "certificate.json").write_text(json.dumps(CERTIFICATE | {"eps": ["0.1"]}))
+    write_certificate(other, replace(CERTIFICATE, eps=("0.1",)))
     second = summarize(read_evidence(other))
     assert markdown_table([first, second]) == (
         "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 "
@@ -195,21 +181,32 @@ def test_a_printed_bound_is_never_smaller_than_the_bound(value: float) -> None:
     ("change", "message"),
     [
         ({"images": 5}, "one row for each of the 5 images"),
-        ({"images": float("inf")}, "images must be a whole number of at least 0, got inf"),
-        ({"pixels": True}, "pixels must be a whole number of at least 0, got True"),
+        ({"images": float("inf")}, "images must be a whole number, got inf"),
+        ({"images": 0}, "images must be at least 1, got 0"),
+        ({"pixels": True}, "pixels must be a whole number, got True"),
         ({"lipschitz": "1.0"}, "lipschitz must be a number, got '1.0'"),
-        ({"eps": [0.25]}, "eps must be a list of texts"),
+        ({"lipschitz": float("nan")}, "lipschitz must be a number, got nan"),
+        ({"eps": [0.25]}, r"eps\[0\] must be text, got 0.25"),
         ({"eps": ["a/b"]}, "eps must be a number or fraction"),
-        ({"rounding": 1e-11}, "rounding must be an object"),
+        ({"rounding": 1e-11}, "rounding must be a table of settings, got 1e-11"),
         ({"layers": [{"name": "stem"}]}, r"layers\[0\].kind is missing"),
+        ({"command": None}, "command is missing"),
+        ({"lipshitz": 1.0}, "unknown certificate key lipshitz; did you mean lipschitz"),
     ],
 )
 def test_a_certificate_that_cannot_be_right_is_refused(run: Path, change: dict[str, object], message: str) -> None:
-    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | change))
+    edit_certificate(run / "certificate.json", **change)
     with pytest.raises(BronetError, match=message) as error:
         write_report(run)
     assert "\n" not in str(error.value)
     assert not (run / "report").exists()
+
+
+def test_an_edited_certificate_is_refused(run: Path) -> None:
+    path = run / "certificate.json"
+    path.write_text(path.read_text().replace("1.0234567891", "1.0000000000"))
+    with pytest.raises(BronetError, match=r"seal of .*certificate\.json differs"):
+        write_report(run)
 
 
 @pytest.mark.parametrize("name", ["certificate.csv", "certificate.json", "recipe.yaml"])
@@ -226,8 +223,9 @@ def test_record_and_log_are_optional(run: Path) -> None:
 
 
 def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: Path) -> None:
-    facts = {"classes": ["zero", "one"], "pixels": 64, "soundness_cost": {"relative_median": 1e-4}}
-    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | facts))
+    cost = replace(CERTIFICATE.soundness_cost, relative_median=1e-4)
+    certificate = replace(CERTIFICATE, classes=("zero", "one"), soundness_cost=cost)
+    write_certificate(run, certificate)
     attack = {"attack": "pgd", "norm": "l2", "eps": "1/4", "images": 4}
     shares = {"clean_accuracy": 0.75, "robust_accuracy": 0.5, "certified_accuracy": 0.5}
     (run / "attack-pgd-l2-1_4.json").write_text(json.dumps(attack | shares))
@@ -238,8 +236,7 @@ def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: 
     assert "| zero | 4 | 75.0 | 50.0 | 25.0 | 0.5000 |" in text
     assert text.count("| pgd | l2 | 1/4 | 4 | 75.0 % | 50.0 % | 50.0 % |") == 1
     assert "costs 0.01 % of the radius" in text
-    facts["soundness_cost"] = {"relative_median": -1e-4}
-    (run / "certificate.json").write_text(json.dumps(CERTIFICATE | facts))
+    write_certificate(run, replace(certificate, soundness_cost=replace(cost, relative_median=-1e-4)))
     assert "The proof gives 0.01 % more radius (median" in write_report(run).summary_md.read_text()
     content = json.loads(paths.summary_json.read_text())
     assert content["naive"]["label"].startswith("not a proof")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
-from bronet.run.rows import HEADER, Row, read_rows, write_rows
+from bronet.run.rows import Row, read_certificate_rows, write_certificate_rows
 
 
 def _row(index: int = 0, *, label: int = 1, prediction: int = 1, radius: float = 0.1) -> Row:
@@ -24,6 +24,7 @@ def _row(index: int = 0, *, label: int = 1, prediction: int = 1, radius: float =
     )
 
 
+HEADER = "index,label,prediction,correct,margin,radius,naive_radius"
 classes = st.integers(min_value=0, max_value=999)
 radii = st.floats(min_value=0, allow_nan=False)
 
@@ -48,12 +49,12 @@ def test_rows_come_back_with_the_same_bits(
         naive_radius=naive,
     )
     path = tmp_path_factory.getbasetemp() / "certificate.csv"
-    write_rows(path, [row])
-    assert read_rows(path) == [row]
+    write_certificate_rows(path, [row])
+    assert read_certificate_rows(path) == [row]
 
 
 def test_the_file_is_plain_csv(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv", [_row(), _row(1, prediction=2, radius=0.0)])
+    write_certificate_rows(tmp_path / "rows.csv", [_row(), _row(1, prediction=2, radius=0.0)])
     assert (tmp_path / "rows.csv").read_text() == (
         "index,label,prediction,correct,margin,radius,naive_radius\n"
         "0,1,1,1,0.3333333333333333,0.1,0.1\n"
@@ -63,21 +64,22 @@ def test_the_file_is_plain_csv(tmp_path: Path) -> None:
 
 def test_a_margin_that_is_not_a_number_survives(tmp_path: Path) -> None:
     broken = Row(index=0, label=0, prediction=0, correct=True, margin=math.nan, radius=0.0, naive_radius=0.0)
-    write_rows(tmp_path / "rows.csv", [broken])
-    assert math.isnan(read_rows(tmp_path / "rows.csv")[0].margin)
+    write_certificate_rows(tmp_path / "rows.csv", [broken])
+    assert math.isnan(read_certificate_rows(tmp_path / "rows.csv")[0].margin)
 
 
 def test_no_rows_make_a_file_with_a_header(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv", [])
-    assert read_rows(tmp_path / "rows.csv") == []
+    write_certificate_rows(tmp_path / "rows.csv", [])
+    assert read_certificate_rows(tmp_path / "rows.csv") == []
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("0,1,1,1,0.5,0.1", "line 3: must have 7 values, got 6"),
-        ("0,1,1,1,0.5,0.1,x", "line 3: could not convert string to float: 'x'"),
-        ("zero,1,1,1,0.5,0.1,0.1", "line 3: invalid literal for int"),
+        ("0,1,1,1,0.5,0.1,x", "line 3: naive_radius must be a number, got 'x'"),
+        ("zero,1,1,1,0.5,0.1,0.1", "line 3: index must be a whole number, got 'zero'"),
+        ("0,1,1,yes,0.5,0.1,0.1", "line 3: correct must be 0 or 1, got 'yes'"),
         ("0,1,2,1,0.5,0.1,0.1", "line 3: correct must be 0, got 1"),
         ("0,1,1,1,0.5,-0.1,0.1", "line 3: radius must be at least 0, got -0.1"),
         ("0,1,1,1,0.5,0.1,nan", "line 3: naive_radius must be at least 0, got nan"),
@@ -87,9 +89,9 @@ def test_no_rows_make_a_file_with_a_header(tmp_path: Path) -> None:
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text("\n".join([",".join(HEADER), "5,1,1,1,0.5,0.1,0.1", line]) + "\n")
+    path.write_text("\n".join([HEADER, "5,1,1,1,0.5,0.1,0.1", line]) + "\n")
     with pytest.raises(BronetError) as error:
-        read_rows(path)
+        read_certificate_rows(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -100,24 +102,24 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     with pytest.raises(BronetError, match=r"rows\.csv"):
-        read_rows(path)
+        read_certificate_rows(path)
 
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BronetError, match="run `bronet certify` first"):
-        read_rows(tmp_path / "absent.csv")
+        read_certificate_rows(tmp_path / "absent.csv")
 
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    write_rows(path, [_row()])
+    write_certificate_rows(path, [_row()])
 
     def interrupted() -> list[Row]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_rows(path, (row for row in interrupted()))
-    assert read_rows(path) == [_row()]
+        write_certificate_rows(path, (row for row in interrupted()))
+    assert read_certificate_rows(path) == [_row()]
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -96,7 +96,7 @@ def test_training_learns_and_writes_the_run_folder(tmp_path: Path) -> None:
     assert log[-1]["accuracy"] > 3 * CHANCE > log[0]["accuracy"]
     assert 0 <= log[-1]["certified_accuracy"] <= log[-1]["accuracy"]
     assert json.loads(run.record.read_text())["seconds"] > 0
-    assert open_run(run.path).recipe() == stored_recipe(run.weights) == recipe
+    assert open_run(run.path).recipe == stored_recipe(run.weights) == recipe
     load_weights(run.weights, build(recipe))
 
 

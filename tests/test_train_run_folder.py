@@ -21,8 +21,8 @@ RECIPE = named_recipe("digits/quickstart")
 
 def test_a_new_run_holds_its_recipe(tmp_path: Path) -> None:
     run = create_run(tmp_path / "deep" / "run", RECIPE)
-    assert run.recipe() == RECIPE
-    assert open_run(run.path).recipe() == RECIPE
+    assert run.recipe == RECIPE
+    assert open_run(run.path).recipe == RECIPE
 
 
 def test_an_existing_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:

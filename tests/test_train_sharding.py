@@ -66,7 +66,7 @@ def test_a_sharded_run_writes_the_files_of_one_process(runs: tuple[Path, Path]) 
 
 def test_one_process_goes_on_from_a_sharded_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -> None:
     folder = half_way(runs[1], tmp_path / "run")
-    train(open_run(folder).recipe(), folder, resume=True, progress=False)
+    train(open_run(folder).recipe, folder, resume=True, progress=False)
     assert largest_difference(runs[0], folder) < ROUNDING
 
 

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from bronet.certificates import certified_radius
-from bronet.certificates.run import certify_run, load_model
+from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.run.folder import open_run
-from bronet.run.rows import read_rows
+from bronet.run.rows import read_certificate_rows
+from bronet.run.weights import load_model
 from bronet.web import answers
 from bronet.web.app import build_page
 from bronet.web.picture import MOST_BYTES
 from bronet.web.served import read_cards
 from bronet.web.worker import PLACES, Question
+from certificates import edit_certificate
 from serving import HOST, SAMPLES, Json, Site, make_colour_run, serving
 from tiny_run import train_tiny_run
 from web_files import encoded, noise_image
@@ -52,7 +54,7 @@ def attacked(site: Site, sample: int, eps: float, restarts: int = 1) -> Json:
 
 
 def test_what_is_shown_of_a_sample_is_its_row_of_the_certificate(site: Site, runs: list[Path]) -> None:
-    for row in read_rows(runs[0] / "certificate.csv")[:5]:
+    for row in read_certificate_rows(runs[0] / "certificate.csv")[:5]:
         shown = site.ask(f"{DIGITS}/proof", {"sample": row.index}).json
         assert shown["prediction"] == row.prediction
         # Alone or in a batch, an image is rounded differently; the proof counts both.
@@ -87,7 +89,7 @@ def test_an_upload_is_proved_like_any_other_image(site: Site, runs: list[Path]) 
     image = noise_image((3, 8, 8))
     shown = site.ask(f"{COLOURS}/upload", encoded(image, "PNG")).json
     run = open_run(runs[1])
-    model = load_model(run, run.recipe())
+    model = load_model(run)
     assert shown["radius"] == float(certified_radius(model, image[None].double() / 255))
     # The page keeps the picture and sends it back to attack the same pixels.
     again = site.ask(f"{COLOURS}/proof", {"image": shown["picture"].partition(",")[2]}).json
@@ -266,16 +268,15 @@ def test_a_network_is_shown_with_all_its_bounds(site: Site, runs: list[Path]) ->
 
 def test_the_curve_is_that_of_the_rows_or_says_why_there_is_none(runs: list[Path], tmp_path: Path, site: Site) -> None:
     digits, colours = site.ask("/api/runs").json["runs"]
-    rows = read_rows(runs[0] / "certificate.csv")
+    rows = read_certificate_rows(runs[0] / "certificate.csv")
     certified = sum(row.correct and row.radius > 0 for row in rows) / len(rows)
     assert digits["curve"][0] == [0, pytest.approx(certified, abs=1e-6)]
     assert colours["curve"] == []
     assert colours["remark"] == f"not certified yet: bronet certify {runs[1]}"
     stale = tmp_path / "stale"
     shutil.copytree(runs[0], stale)
-    facts = json.loads((stale / "certificate.json").read_text(encoding="utf-8"))
     for key in ("weights_sha256", "recipe_sha256"):
-        (stale / "certificate.json").write_text(json.dumps(facts | {key: "other"}), encoding="utf-8")
+        edit_certificate(stale / "certificate.json", **{key: "other"})
         assert "of other weights or of another recipe" in read_cards([str(stale)])[0].remark
 
 

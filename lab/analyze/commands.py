@@ -76,8 +76,10 @@ def cr_landscape(
     data = find_network(run).recipe.data
     chosen = load_images(data, chosen_split(split, data, data_dir=data_dir).value, data_dir=data_dir)
     place = device_name(Device.AUTO)
-    with counting(open_console(), points * points, "evaluating", things="points") as show:
-        rows = experiment.measure(load_pretrained(run, device=place), chosen.to(place), setting, show)
+    with counting(open_console(), "evaluating", things="points") as show:
+        rows = experiment.measure(
+            load_pretrained(run, device=place), chosen.to(place), setting, lambda done: show(done, points * points)
+        )
     _write(out, "cr-landscape", rows[0]._fields, rows, experiment.draw(rows))
 
 
@@ -131,8 +133,9 @@ def theorem1(
     shares = tuple(noise) if noise else (0.0, 0.5)
     lipschitz = tuple(constants) if constants else experiment.LIPSCHITZ
     setting = experiment.TheoremSetting(tau=tau, lipschitz=lipschitz, noise=shares, steps=steps, seed=seed)
-    with counting(open_console(), len(shares) * len(setting.lipschitz), "training", things="networks") as show:
-        rows = experiment.measure(setting, show)
+    with counting(open_console(), "training", things="networks") as show:
+        networks = len(shares) * len(setting.lipschitz)
+        rows = experiment.measure(setting, lambda done: show(done, networks))
     _write(out, "theorem1", rows[0]._fields, rows, experiment.draw(rows))
 
 

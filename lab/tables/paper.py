@@ -143,8 +143,6 @@ def _of_implied(part: int) -> Quantity:
 
     def of_run(run: PublishedRun) -> float | None:
         pixels, rows = run.evidence.certificate.pixels, run.evidence.rows
-        if pixels is None:
-            return None
         proved = (row.correct and implied_radius(row.radius, norm="linf", pixels=pixels) > part / BYTE for row in rows)
         return 100 * sum(proved) / len(rows)
 

@@ -163,7 +163,7 @@ def _told(point: Point) -> str:
 def _times(run: PublishedRun) -> str:
     training, certificate = duration_text(run.evidence.training_seconds), run.evidence.certificate
     trained_on = str(run.evidence.record.get("device", "a device unknown"))
-    place = "a CPU" if certificate.device == "cpu" else certificate.device or "a device unknown"
+    place = "a CPU" if certificate.device == "cpu" else certificate.device
     return (
         f"`{run.folder}`: training {training} on {trained_on}, proof and {certificate.images:,} images "
         f"{duration_text(certificate.seconds)} on {'the same' if place == trained_on else place}."

@@ -53,7 +53,7 @@ def collect(base: Path, runs: Sequence[Path], before: Sequence[TuningRow] = ()) 
 def tuning_row(path: Path, *, base: Path | None = None) -> TuningRow:
     """Return the line of a finished run; `base` is the run it is compared with."""
     run = open_run(path)
-    recipe, record, last = run.recipe(), read_object(run.record), _last_line(run)
+    recipe, record, last = run.recipe, read_object(run.record), _last_line(run)
     if last.get("epoch") != recipe.train.epochs:
         raise BronetError(f"{run.log} must end with epoch {recipe.train.epochs}, got {last.get('epoch')}; resume it")
     certified = last.get("validation_certified")
@@ -90,7 +90,7 @@ def tuning_row(path: Path, *, base: Path | None = None) -> TuningRow:
 
 def _changed(run: RunFolder, base: Path) -> str:
     """Return in which settings a run differs from its base, with both values; or that only the program does."""
-    mine, theirs = run.recipe(), open_run(base).recipe()
+    mine, theirs = run.recipe, open_run(base).recipe
     if (mine.data.name, mine.data.held_out) != (theirs.data.name, theirs.data.held_out):
         raise BronetError(
             f"runs to compare must hold out the same images, got {theirs.data.held_out} of {theirs.data.name} "

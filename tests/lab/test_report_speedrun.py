@@ -17,7 +17,8 @@ from bronet.recipe import BRONetArchitecture, named_recipe
 from bronet.report.aligned import joined
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import read_attack_rows, write_attack_rows
-from bronet.run.rows import read_rows, write_rows
+from bronet.run.rows import read_certificate_rows, write_certificate_rows
+from certificates import write_certificate
 from lab.commands import app
 from lab.tables.fill import every_run
 from lab.tables.paper import paper_table, reproduced
@@ -127,10 +128,11 @@ def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
 def test_what_the_naive_way_would_have_reported_is_told(fast: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(fast / "cifar10-bronet-m-fast" / "seed-0", tmp_path / "only")
     assert "would have reported +0 / +0 / +0 images" in speedrun_table("cifar10", published_runs(tmp_path))
-    rows = read_rows(folder / "certificate.csv")
+    rows = read_certificate_rows(folder / "certificate.csv")
     last = next(row for row in reversed(rows) if row.correct and row.radius < 108 / 255)
     changed = [replace(row, naive_radius=1.0) if row.index == last.index else row for row in rows]
-    write_rows(folder / "certificate.csv", changed)
+    write_certificate_rows(folder / "certificate.csv", changed)
+    write_certificate(folder, read_evidence(fast / "cifar10-bronet-m-fast" / "seed-0").certificate)
     assert "would have reported +1 / +1 / +1 images" in speedrun_table("cifar10", published_runs(tmp_path))
 
 

@@ -16,10 +16,10 @@ from bronet.attack.auto import require_autoattack
 from bronet.attack.judge import CertificateBrokenError
 from bronet.attack.target import AttackPlan, Target
 from bronet.certificates.network import prove
-from bronet.certificates.run import CertificateFiles, load_model
+from bronet.certificates.run import images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.files import Json, read_object
+from bronet.files import Json
 from bronet.layers import frozen
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
@@ -31,11 +31,13 @@ from bronet.run.attack_rows import (
     write_attack_rows,
     write_facts,
 )
-from bronet.run.certificate import images_hash, network_hashes
+from bronet.run.certificate import check_rows, network_hashes, read_certificate
 from bronet.run.folder import RunFolder, open_run
-from bronet.run.rows import read_rows
+from bronet.run.rows import read_certificate_rows
+from bronet.run.weights import load_model
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]
+"""Called with the number of images that are attacked, and of all."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class AttackedRun:
 
 
 def attack_run(
-    run_dir: Path | str,
+    run: RunFolder | Path | str,
     plan: AttackPlan,
     *,
     images: ImageSet | None = None,
@@ -70,8 +72,8 @@ def attack_run(
     """
     if plan.attack == "autoattack":
         require_autoattack()
-    run = open_run(Path(run_dir))
-    recipe = run.recipe()
+    run = open_run(run)
+    recipe = run.recipe
     if images is None:
         images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes())
     images = images.to(device)
@@ -82,7 +84,7 @@ def attack_run(
     done = {row.index for row in rows}
     waiting = [i for i in range(len(images)) if i not in done]
     if waiting:
-        model = load_model(run, recipe, device=device)
+        model = load_model(run, device=device)
         target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
         earlier, start = _seconds_of(facts), time.perf_counter()
         with frozen(model):
@@ -102,7 +104,7 @@ def attack_run(
                 write_facts(facts_path, facts)
                 _stop_if_refuted(rows, path)
                 if progress is not None:
-                    progress(len(rows))
+                    progress(len(rows), len(images))
     facts |= summary(rows, plan, pixels=images.images[0].numel())
     write_facts(facts_path, facts)
     return AttackedRun(rows, facts, path)
@@ -122,13 +124,16 @@ def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> dict[str
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
     """Return the recorded radius of each image, if the run has a certificate of this split and this network."""
-    files = CertificateFiles.of(run.path, plan.split)
-    facts = read_object(files.facts, advice="certify again, or remove it") if files.facts.exists() else {}
-    if any(facts.get(key) != value for key, value in {"split": plan.split, **network_hashes(run)}.items()):
+    files = run.certificate(plan.split)
+    if not files.facts.exists():
         return {}
-    if facts.get("images") == len(images) and facts.get("images_sha256") not in (None, images_hash(images)):
+    certificate = read_certificate(files.facts)
+    if certificate.split != plan.split or certificate.network != network_hashes(run):
+        return {}
+    if certificate.images == len(images) and certificate.images_sha256 != images_hash(images):
         raise BronetError("the images must be those of the certificate, but their bytes differ; certify again")
-    return {row.index: row.radius for row in read_rows(files.rows)}
+    check_rows(files.rows, certificate)
+    return {row.index: row.radius for row in read_certificate_rows(files.rows)}
 
 
 def _so_far(path: Path, facts_path: Path, settings: Json) -> tuple[list[AttackRow], Json]:

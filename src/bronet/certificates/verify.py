@@ -5,28 +5,26 @@ confirmed if the recomputed one is no smaller, up to the rounding of another mac
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from bronet.certificates.network import ProvedNetwork, prove
-from bronet.certificates.run import CertificateFiles, load_model
-from bronet.certificates.targeted import Targeted, read_targeted
+from bronet.certificates.run import Progress, images_hash
 from bronet.data import load_images
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, shown
-from bronet.run.certificate import SEAL, file_hash, images_hash, sealed
-from bronet.run.folder import open_run
-from bronet.run.rows import Row, read_rows
+from bronet.run.certificate import LayerBound, file_hash, read_certificate
+from bronet.run.folder import RunFolder, open_run
+from bronet.run.rows import Row, Targeted, read_certificate_rows, read_targeted
+from bronet.run.weights import load_model
 
 BATCH_SIZE = 97
 """Other than the default of `certify_run`, so that sums are taken in another order."""
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12
 """Other processors round the same program differently, by far less than this."""
-_KINDS: dict[str, tuple[type, ...]] = {"split": (str,), "images": (int,), "lipschitz": (float, int), SEAL: (str,)}
 
 
 @dataclass(frozen=True)
@@ -39,35 +37,33 @@ class Verification:
 
 
 def verify_run(
-    path: Path | str,
+    certified: RunFolder | Path | str,
     *,
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs."""
-    facts_file = _facts_file(Path(path))
-    facts, run = read_certificate(facts_file), open_run(facts_file.parent)
-    files = CertificateFiles.of(run.path, str(facts["split"]))
-    _same("name of the certificate", files.facts.name, facts_file.name)
-    _same(f"seal of {facts_file.name}", sealed(facts)[SEAL], facts.get(SEAL))
-    _same(files.rows.name, file_hash(files.rows), facts.get("rows_sha256"))
-    _same("model.safetensors", file_hash(run.weights), facts.get("weights_sha256"))
-    _same("recipe.yaml", file_hash(run.recipe_file), facts.get("recipe_sha256"))
-    if facts.get("targeted_sha256") is not None:
-        _same(files.targeted.name, file_hash(files.targeted), facts["targeted_sha256"])
-    recipe = run.recipe()
-    split, limit = str(facts["split"]), int(str(facts["images"]))
-    images = load_images(recipe.data, split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
-    _same(f"images of {recipe.data.name}", images_hash(images), facts.get("images_sha256"))
+    run, path = _certified(certified)
+    certificate = read_certificate(path)
+    files = run.certificate(certificate.split)
+    _same("name of the certificate", files.facts.name, path.name)
+    _same(files.rows.name, file_hash(files.rows), certificate.rows_sha256)
+    _same(run.weights.name, file_hash(run.weights), certificate.weights_sha256)
+    _same(run.recipe_file.name, file_hash(run.recipe_file), certificate.recipe_sha256)
+    if certificate.targeted_sha256 is not None:
+        _same(files.targeted.name, file_hash(files.targeted), certificate.targeted_sha256)
+    data, split, limit = run.recipe.data, certificate.split, certificate.images
+    images = load_images(data, split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
+    _same(f"images of {data.name}", images_hash(images), certificate.images_sha256)
 
-    network = prove(load_model(run, recipe, device=device))
-    rows = read_rows(files.rows)
+    network = prove(load_model(run, device=device))
+    rows = read_certificate_rows(files.rows)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
-    _at_least("lipschitz", network.lipschitz, float(str(facts["lipschitz"])))
-    _confirm_layers(facts.get("layers"), network)
-    targeted = read_targeted(files.targeted, len(rows)) if facts.get("targeted_sha256") is not None else None
+    _at_least("lipschitz", network.lipschitz, certificate.lipschitz)
+    _confirm_layers(certificate.layers, network)
+    targeted = None if certificate.targeted_sha256 is None else read_targeted(files.targeted, len(rows))
     worst = 0.0
     for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
         proved = network.certify(images.pixels(index, dtype=torch.float64))
@@ -77,7 +73,7 @@ def verify_run(
             if targeted is not None:
                 _confirm_targeted(targeted[number], Targeted(rows[number].prediction, radii), f"image {number}")
         if progress is not None:
-            progress(int(index[-1]) + 1)
+            progress(int(index[-1]) + 1, len(images))
     return Verification(len(images), network.lipschitz, worst)
 
 
@@ -93,13 +89,11 @@ def _confirm(row: Row, label: int, prediction: int, margin: float, radius: float
     return abs(radius - row.radius)
 
 
-def _confirm_layers(recorded: object, network: ProvedNetwork) -> None:
+def _confirm_layers(recorded: Sequence[LayerBound], network: ProvedNetwork) -> None:
     """Raise unless the table of layers names those of the network, and no constant below theirs."""
-    table = recorded if isinstance(recorded, list) else []
-    bounds = [(entry.get("name"), entry.get("lipschitz")) for entry in table if isinstance(entry, dict)]
-    _same("names of the layers", [name for name, _ in network.layers], [name for name, _ in bounds])
-    for (name, proved), (_, bound) in zip(network.layers, bounds, strict=True):
-        _at_least(f"lipschitz of {name}", proved.lipschitz, bound if isinstance(bound, float | int) else math.nan)
+    _same("names of the layers", [name for name, _ in network.layers], [layer.name for layer in recorded])
+    for (name, proved), layer in zip(network.layers, recorded, strict=True):
+        _at_least(f"lipschitz of {name}", proved.lipschitz, layer.lipschitz)
 
 
 def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
@@ -132,21 +126,9 @@ def _differs(what: str, found: object, recorded: object) -> BronetError:
     )
 
 
-def _facts_file(path: Path) -> Path:
-    """Return a certificate's own file; of a run folder, that of the test split or else of the sample."""
-    if path.suffix == ".json":
-        return path
-    test, sample = (CertificateFiles.of(path, split).facts for split in ("test", "sample"))
-    return sample if sample.exists() and not test.exists() else test
-
-
-def read_certificate(path: Path) -> Json:
-    """Return the facts of a run folder's certificate, or of the file itself; nothing is checked but their presence."""
-    path = _facts_file(path)
-    content = read_object(path, advice="run `bronet certify` first")
-    for key, kinds in _KINDS.items():
-        value = content.get(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            found = shown(value) if key in content else "nothing"
-            raise BronetError(f"{path} must say {key} as {kinds[0].__name__}, got {found}; certify again")
-    return content
+def _certified(certified: RunFolder | Path | str) -> tuple[RunFolder, Path]:
+    """Return the run that a certificate is of, and the certificate's file; the test split's of a run folder."""
+    if isinstance(certified, str | Path) and Path(certified).suffix == ".json":
+        return open_run(Path(certified).parent), Path(certified)
+    run = certified if isinstance(certified, RunFolder) else RunFolder(Path(certified))
+    return run, run.certificate(run.certified_split()).facts

@@ -81,12 +81,10 @@ def attack(
     from bronet.attack.target import AttackPlan
     from bronet.cli.console import counting, open_console, say
     from bronet.data import load_images
-    from bronet.run.folder import open_run
 
     console = open_console()
-    run = run_folder(run)
-    attacked = open_run(run)
-    data = attacked.recipe().data
+    folder = run_folder(run)
+    data = folder.recipe.data
     chosen = chosen_split(split, data, data_dir=data_dir).value
     plans = [
         AttackPlan(
@@ -102,12 +100,12 @@ def attack(
         for radius in eps or [DEFAULT_EPS]
     ]
     place = device_name(device)
-    images = load_images(data, chosen, limit=limit, data_dir=data_dir, classes=attacked.classes())
+    images = load_images(data, chosen, limit=limit, data_dir=data_dir, classes=folder.classes())
     for plan in plans:
         try:
-            with counting(console, len(images), "attacking") as show:
+            with counting(console, "attacking") as show:
                 result = attack_run(
-                    run,
+                    folder,
                     plan,
                     images=images,
                     overwrite=overwrite,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bronet.report.evidence import Evidence
+    from bronet.run.folder import RunFolder
 
 
 def certify(
@@ -79,16 +80,15 @@ def certify(
     `bronet verify` checks them later. A pretrained network is copied to a run folder first.
     """
     from bronet.cli.console import open_console, say
-    from bronet.run.folder import open_run
 
     named = run or pretrained
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
     console = open_console()
-    run = run_folder(named, out)
-    split = chosen_split(split, open_run(run).recipe().data, data_dir=data_dir, download=download)
+    folder = run_folder(named, out)
+    split = chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download)
     certify_folder(
-        run,
+        folder,
         console,
         eps=tuple(eps or ()),
         split=split,
@@ -99,29 +99,30 @@ def certify(
         download=download,
         command=typed_command(),
     )
-    show_certificate(run, console, split=split, naive=naive)
-    say(console, f"next:    {command_for('report', run)}")
+    show_certificate(folder, console, split=split, naive=naive)
+    say(console, f"next:    {command_for('report', folder.path)}")
 
 
-def show_certificate(folder: Path, console: "Console", *, split: Split = Split.TEST, naive: bool = False) -> "Evidence":
+def show_certificate(
+    run: "RunFolder", console: "Console", *, split: Split = Split.TEST, naive: bool = False
+) -> "Evidence":
     """Print the table of a certified run and where its rows are, and return what was certified."""
     from bronet.cli.console import sample_note, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
-    evidence = read_evidence(folder, split=split.value)
+    evidence = read_evidence(run, split=split.value)
     show_results(console, [summarize(evidence)])
     if naive:
         show_naive(console, summarize(evidence.naive()))
     if split is Split.SAMPLE:
         say(console, sample_note(evidence))
-    name = "certificate.csv" if split is Split.TEST else f"certificate-{split.value}.csv"
-    say(console, f"rows:    {folder / name}")
+    say(console, f"rows:    {run.certificate(split.value).rows}")
     return evidence
 
 
 def certify_folder(
-    folder: Path,
+    run: "RunFolder",
     console: "Console",
     *,
     eps: tuple[str, ...] = (),
@@ -136,24 +137,20 @@ def certify_folder(
     """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
     from bronet.certificates.run import certify_run
     from bronet.cli.console import counting
-    from bronet.data import load_images
     from bronet.recipe import parse_budget
-    from bronet.run.folder import open_run
 
     for radius in eps:
         parse_budget(radius, name="--eps")
-    run, place = open_run(folder), device_name(device)
-    images = load_images(
-        run.recipe().data, split.value, limit=limit, data_dir=data_dir, download=download, classes=run.classes()
-    )
-    with counting(console, len(images), "certifying") as show:
+    with counting(console, "certifying") as show:
         certify_run(
-            folder,
-            images=images,
+            run,
             eps=eps,
             split=split.value,
+            limit=limit,
             targeted=targeted,
-            device=place,
+            device=device_name(device),
+            data_dir=data_dir,
+            download=download,
             command=command,
             progress=show,
         )

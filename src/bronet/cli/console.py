@@ -41,10 +41,10 @@ def say(console: Console, line: str) -> None:
 
 
 @contextmanager
-def counting(console: Console, total: int, doing: str, *, things: str = "images") -> Iterator[Callable[[int], None]]:
-    """Show the progress of doing something to `total` things; the block calls what it gets with the number done."""
+def counting(console: Console, doing: str, *, things: str = "images") -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of doing something to things; the block calls what it gets with the numbers done and in all."""
     if not console.is_terminal:
-        yield _lines(console, total, doing, things)
+        yield _lines(console, doing, things)
         return
     bar = Progress(
         SpinnerColumn(),
@@ -56,8 +56,8 @@ def counting(console: Console, total: int, doing: str, *, things: str = "images"
         console=console,
     )
     with bar:
-        task = bar.add_task(doing, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def show_results(console: Console, summaries: Sequence[Summary]) -> None:
@@ -108,11 +108,11 @@ def _of_one(summary: Summary) -> Table:
     return table
 
 
-def _lines(console: Console, total: int, doing: str, things: str) -> Callable[[int], None]:
+def _lines(console: Console, doing: str, things: str) -> Callable[[int, int], None]:
     """Return a function that prints a line whenever another tenth is done."""
     shown = 0
 
-    def show(done: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal shown
         tenth = done * LINES_WITHOUT_TERMINAL // total
         if tenth > shown:

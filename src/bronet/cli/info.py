@@ -101,17 +101,18 @@ def _to_come(run: "RunFolder", words: str) -> str:
 
 
 def _contents(run: "RunFolder") -> Facts:
-    recipe = run.recipe()
+    from bronet.run.folder import ReportFiles
+
+    recipe = run.recipe
     facts = [
         ("run", str(run.path)),
         ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
         ("trained", _epochs(run, recipe.train.epochs)),
         ("weights", str(run.weights) if run.weights.exists() else _to_come(run, "train --resume")),
     ]
-    rows = any((run.path / name).exists() for name in ("certificate.csv", "certificate-sample.csv"))
-    page = run.report / "report.html"
-    facts += [("certificate", _certificate(run) if rows else _to_come(run, "certify"))]
-    facts += _remarks(run) if rows else []
+    page = ReportFiles.of(run.report).page
+    certified = run.certificate(run.certified_split()).facts.exists()
+    facts += _certificate(run) if certified else [("certificate", _to_come(run, "certify"))]
     facts += [("report", str(page) if page.exists() else _to_come(run, "report"))]
     if run.record.exists():
         from bronet.files import read_object
@@ -127,16 +128,10 @@ def _epochs(run: "RunFolder", wanted: int) -> str:
     return f"{len(run.logged())} of {wanted} epochs"
 
 
-def _certificate(run: "RunFolder") -> str:
+def _certificate(run: "RunFolder") -> Facts:
+    """Return what is certified, and what the layers said of themselves then, such as that one did not converge."""
     from bronet.report.evidence import read_evidence
 
-    certificate = read_evidence(run.path).certificate
-    return f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}"
-
-
-def _remarks(run: "RunFolder") -> Facts:
-    """Return what the layers said of themselves when they were proved, such as an iteration that did not converge."""
-    from bronet.report.evidence import read_evidence
-
-    layers = read_evidence(run.path).certificate.layers
-    return [("remark", f"{layer.name}: {layer.remark}") for layer in layers if layer.remark]
+    certificate = read_evidence(run).certificate
+    facts = [("certificate", f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}")]
+    return facts + [("remark", f"{layer.name}: {layer.remark}") for layer in certificate.layers if layer.remark]

@@ -13,6 +13,7 @@ from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from bronet.recipe import DataRecipe
+    from bronet.run.folder import RunFolder
 
 
 class Device(StrEnum):
@@ -74,16 +75,18 @@ def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
     return shlex.join(["bronet", *options, *words.split(), str(run), *place])
 
 
-def run_folder(run: Path, out: Path | None = None) -> Path:
+def run_folder(run: Path, out: Path | None = None) -> "RunFolder":
     """Return the run folder that RUN names; a pretrained network is first copied to `out`, or to runs/NAME."""
     from bronet.pretrained import find_network, unpack
+    from bronet.run.folder import RunFolder
 
-    network = find_network(run)
-    if network.weights_sha256 is None:
+    folder = RunFolder(run)
+    if folder.recipe_file.is_file():
         if out is not None:
             raise BronetError(f"--out is for pretrained networks, got the run {run}; its certificate goes beside it")
-        return run
-    return unpack(network, out or RUNS / network.name.replace("/", "-")).path
+        return folder
+    network = find_network(run)
+    return unpack(network, out or RUNS / network.name.replace("/", "-"))
 
 
 def chosen_split(

@@ -42,13 +42,13 @@ def quickstart(
     console, command = open_console(), typed_command()
     recipe = override(named_recipe(RECIPE_NAME), [f"train.seed={seed}"])
     say(console, f"training the recipe {RECIPE_NAME} for {recipe.train.epochs} epochs on the embedded digits")
-    train_recipe(recipe, out, device=Device.CPU, overwrite=True, command=command)
-    certify_folder(out, console, device=Device.CPU, command=command)
-    paths = write_report(out)
-    show_results(console, [summarize(read_evidence(out))])
+    run = train_recipe(recipe, out, device=Device.CPU, overwrite=True, command=command)
+    certify_folder(run, console, device=Device.CPU, command=command)
+    paths = write_report(run)
+    show_results(console, [summarize(read_evidence(run))])
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {paths.page}")
-    say(console, f"rows:    {out / 'certificate.csv'}")
+    say(console, f"rows:    {run.certificate().rows}")
     say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")
 
 
@@ -57,5 +57,5 @@ def _refuse_other_runs(folder: Path) -> None:
     from bronet.run.folder import RunFolder
 
     run = RunFolder(folder)
-    if run.recipe_file.exists() and run.recipe().name != RECIPE_NAME:
-        raise BronetError(f"--out must not hold another run, got {folder} with {run.recipe().name}; choose another")
+    if run.recipe_file.exists() and run.recipe.name != RECIPE_NAME:
+        raise BronetError(f"--out must not hold another run, got {folder} with {run.recipe.name}; choose another")

@@ -48,7 +48,7 @@ def serve(
 
         console = open_console()
         gallery = Gallery(
-            read_cards([str(run_folder(Path(run))) for run in runs or []]),
+            read_cards([str(run_folder(Path(run)).path) for run in runs or []]),
             samples=samples,
             device=place,
             data_dir=data_dir,

@@ -120,8 +120,8 @@ def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: 
 
     _give_back_memory()
     console = open_console()
-    certify_folder(run.path, console, device=device, data_dir=data_dir, command=typed_command())
-    evidence = show_certificate(run.path, console)
+    certify_folder(run, console, device=device, data_dir=data_dir, command=typed_command())
+    evidence = show_certificate(run, console)
     certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(
@@ -191,7 +191,7 @@ def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) ->
             )
         from bronet.run.folder import open_run
 
-        return override(open_run(path).recipe(), changes), out or path
+        return override(open_run(path).recipe, changes), out or path
     try:
         recipe = find_recipe(text)
     except BronetError as error:

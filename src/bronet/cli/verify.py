@@ -24,13 +24,12 @@ def verify(
 
     Compares the hashes of weights, recipe, images and rows, then proves every radius again. Writes nothing.
     """
-    from bronet.certificates.verify import read_certificate, verify_run
+    from bronet.certificates.verify import verify_run
     from bronet.cli.console import counting, open_console, say
 
     console = open_console()
-    certificate = certificate if certificate.suffix == ".json" else run_folder(certificate)
-    facts = read_certificate(certificate)
-    with counting(console, int(str(facts["images"])), "verifying") as show:
-        result = verify_run(certificate, device=device_name(device), data_dir=data_dir, progress=show)
+    certified = certificate if certificate.suffix == ".json" else run_folder(certificate)
+    with counting(console, "verifying") as show:
+        result = verify_run(certified, device=device_name(device), data_dir=data_dir, progress=show)
     say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
     say(console, f"largest difference of a radius: {result.largest_difference:.1e}")

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from bronet.certificates.network import ProvedNetwork, prove
-from bronet.certificates.run import CertificateFiles, load_model
-from bronet.certificates.verify import read_certificate
 from bronet.errors import BronetError
 from bronet.export import onnx_file, torch_file
 from bronet.export.facts import ExportFacts
@@ -24,8 +22,9 @@ from bronet.export.frozen_program import frozen_program
 from bronet.files import replace_file
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
-from bronet.run.certificate import file_hash
-from bronet.run.folder import open_run
+from bronet.run.certificate import file_hash, read_certificate
+from bronet.run.folder import EXPORTS, RunFolder, open_run
+from bronet.run.weights import load_model
 
 # Images of the comparison, in batches of sizes that tracing did not see.
 _BATCHES = (1, 15)
@@ -42,7 +41,7 @@ class Format(StrEnum):
     @property
     def suffix(self) -> str:
         """The end of the file's name."""
-        return ".onnx" if self is Format.ONNX else ".pt2"
+        return EXPORTS[self]
 
 
 @dataclass(frozen=True)
@@ -60,25 +59,17 @@ class Exported:
     from_float64: float
 
 
-def export_run(run_dir: Path | str, *, format: Format = Format.ONNX, out: Path | None = None) -> Exported:
+def export_run(run: RunFolder | Path | str, *, format: Format = Format.ONNX, out: Path | None = None) -> Exported:
     """Export the trained network of a run to `out`, by default model.onnx or model.pt2 in its folder.
 
     Classes have the names that the run's certificate gives them; those of a run without one are numbers.
     """
-    run = open_run(Path(run_dir))
-    recipe = run.recipe()
+    run = open_run(run)
     weights = file_hash(run.weights)
-    path = run.path / f"model{format.suffix}" if out is None else out
-    classes = _named_classes(CertificateFiles.of(run.path, "test").facts)
-    return export_model(load_model(run, recipe), path, format=format, classes=classes, weights_sha256=weights)
-
-
-def _named_classes(certificate: Path) -> tuple[str, ...]:
-    """Return the names of the classes that a run's certificate has; none without one, as no data is read here."""
-    if not certificate.is_file():
-        return ()
-    names = read_certificate(certificate).get("classes")
-    return tuple(str(name) for name in names) if isinstance(names, list) else ()
+    path = run.exported(format) if out is None else out
+    facts = run.certificate().facts
+    classes = read_certificate(facts).classes if facts.is_file() else ()
+    return export_model(load_model(run), path, format=format, classes=classes, weights_sha256=weights)
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def find_network(what: Path | str) -> TrainedNetwork:
     """Return the network of a run folder, of a pretrained folder, or of a name; existing folders come first."""
     folder = Path(what)
     if (run := RunFolder(folder)).recipe_file.is_file():
-        recipe = run.recipe()
+        recipe = run.recipe
         return TrainedNetwork(
             name=folder.resolve().name,
             folder=folder,

@@ -7,10 +7,9 @@ of the machine are removed from commands, and the certificate is sealed again; n
 import json
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from bronet.certificates.run import CertificateFiles, load_model
-from bronet.certificates.verify import read_certificate
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes
 from bronet.pretrained.find import WEIGHTS
@@ -20,15 +19,20 @@ from bronet.pretrained.rounding import save_rounded
 from bronet.pretrained.save import save_pretrained
 from bronet.report.attack_facts import check_attack
 from bronet.run.attack_rows import read_attack_rows
-from bronet.run.certificate import SEAL, file_hash, sealed
+from bronet.run.certificate import check_rows, file_hash, read_certificate
 from bronet.run.folder import RunFolder, open_run
+from bronet.run.weights import load_model
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*")
-ROW_FILES = ("recipe.yaml", "log.jsonl", "record.json", "certificate*", "attack-*")
 
 
 def publish(
-    run_dir: Path | str, results: Path | str, *, pretrained: str = "", overwrite: bool = False, home: Path | None = None
+    run: RunFolder | Path | str,
+    results: Path | str,
+    *,
+    pretrained: str = "",
+    overwrite: bool = False,
+    home: Path | None = None,
 ) -> list[Path]:
     """Write the evidence of a run into a folder, and its network under a name, and return what was written.
 
@@ -36,25 +40,26 @@ def publish(
     elsewhere, and their hash is then the certificate's word. With `pretrained` they must be here, and rounded already
     (`bronet round`). `home` is where named networks are; by default in this package.
     """
-    run, results = open_run(Path(run_dir)), Path(results)
+    run, results = open_run(run), Path(results)
+    target = RunFolder(results)
     if results.resolve() == run.path.resolve() or (results.exists() and not results.is_dir()):
         raise BronetError(f"--results must be a folder other than the run's, got {results}")
     if results.exists() and any(results.iterdir()) and not overwrite:
         raise BronetError(f"--results must be new or empty, got {results} with files in it; --overwrite replaces them")
     contents: dict[Path, bytes] = {}
     for split in ("test", "train"):
-        contents |= _certificate(run, results, split)
-    if results / "certificate.json" not in contents:
+        contents |= _certificate(run, target, split)
+    if target.certificate().facts not in contents:
         raise BronetError(f"{run.path} must be certified on its test split; run: bronet certify {run.path}")
     contents |= _attacks(run, results)
-    contents[results / "recipe.yaml"] = run.recipe_file.read_bytes()
-    contents[results / "record.json"] = _json(published_record(run.record))
+    contents[target.recipe_file] = run.recipe_file.read_bytes()
+    contents[target.record] = _json(published_record(run.record))
     if run.log.exists():
-        contents[results / "log.jsonl"] = run.log.read_bytes()
+        contents[target.log] = run.log.read_bytes()
     if pretrained:
-        _check_name(pretrained, run.recipe().data.name)
+        _check_name(pretrained, run.recipe.data.name)
         _check_rounded(run)
-    earlier = [path for pattern in ROW_FILES for path in results.glob(pattern)]
+    earlier = [path for path in target.evidence() if path.is_file()]
     for path, content in contents.items():
         replace_bytes(path, content)
     for path in earlier:
@@ -66,34 +71,29 @@ def publish(
     return [results]
 
 
-def _certificate(run: RunFolder, results: Path, split: str) -> dict[Path, bytes]:
+def _certificate(run: RunFolder, published: RunFolder, split: str) -> dict[Path, bytes]:
     """Return the published files of a split's certificate; none if it was not certified."""
-    files, target = CertificateFiles.of(run.path, split), CertificateFiles.of(results, split)
+    files, target = run.certificate(split), published.certificate(split)
     if not files.facts.exists():
         return {}
-    facts = read_certificate(files.facts)
-    hashes = [
-        (f"seal of {files.facts.name}", sealed(facts)[SEAL], facts.get(SEAL)),
-        (files.rows.name, file_hash(files.rows), facts.get("rows_sha256")),
-        ("recipe.yaml", file_hash(run.recipe_file), facts.get("recipe_sha256")),
-    ]
+    certificate = read_certificate(files.facts)
+    check_rows(files.rows, certificate)
+    hashes = [(run.recipe_file, certificate.recipe_sha256)]
     if run.weights.exists():
-        hashes.append((WEIGHTS, file_hash(run.weights), facts.get("weights_sha256")))
-    for what, found, recorded in hashes:
-        if found != recorded:
-            raise BronetError(f"the certificate of {run.path} does not hold: {what} has changed; certify again")
-    kept = {key: value for key, value in facts.items() if key != "targeted_sha256"}
-    published = sealed({**kept, "command": published_text(str(facts.get("command", "")))})
-    return {target.rows: files.rows.read_bytes(), target.facts: _json(published)}
+        hashes.append((run.weights, certificate.weights_sha256))
+    for path, recorded in hashes:
+        if file_hash(path) != recorded:
+            raise BronetError(f"the certificate of {run.path} does not hold: {path.name} has changed; certify again")
+    certificate = replace(certificate, command=published_text(certificate.command), targeted_sha256=None)
+    return {target.rows: files.rows.read_bytes(), target.facts: _json(certificate.sealed())}
 
 
 def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
     """Return the published files of every finished attack; raise if one broke the certificate, or is not about it."""
     contents: dict[Path, bytes] = {}
-    certified = read_certificate(CertificateFiles.of(run.path, "test").facts)
-    network = {key: str(certified.get(key)) for key in ("weights_sha256", "recipe_sha256")}
-    for path in sorted(run.path.glob("attack-*.json")):
-        facts, rows = read_object(path), path.with_suffix(".csv")
+    network = read_certificate(run.certificate().facts).network
+    for rows, path in run.attacks():
+        facts = read_object(path)
         if any(row.refutes for row in read_attack_rows(rows)):
             raise BronetError(f"a run whose certificate was broken must not be published; see {rows}")
         if "robust_accuracy" not in facts:
@@ -114,10 +114,10 @@ def _check_name(name: str, data: str) -> None:
 
 def _check_rounded(run: RunFolder) -> None:
     """Raise unless rounding the run's weights changes no byte of their file."""
-    recipe = run.recipe()
+    recipe = run.recipe
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / WEIGHTS
-        save_rounded(path, load_model(run, recipe), recipe=recipe)
+        save_rounded(path, load_model(run), recipe=recipe)
         same = file_hash(path) == file_hash(run.weights)
     if not same:
         raise BronetError(

@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bronet.certificates.run import load_model
 from bronet.errors import BronetError
 from bronet.files import read_object, replace_bytes
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import to_text
 from bronet.run.folder import RunFolder, create_run, open_run, remove_run
-from bronet.run.weights import KIND, RECIPE_KEY, write_tensors
+from bronet.run.weights import KIND, RECIPE_KEY, load_model, write_tensors
 
 REMARK = "kernels and matrices rounded to bf16 after training"
 
@@ -42,8 +41,8 @@ def round_run(run_dir: Path | str, out: Path | str) -> RunFolder:
     run, out = open_run(Path(run_dir)), Path(out)
     if out.resolve() == run.path.resolve():
         raise BronetError(f"--out must be another folder than the run's, got {out}")
-    recipe = run.recipe()
-    model = load_model(run, recipe)
+    recipe = run.recipe
+    model = load_model(run)
     record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
     result = create_run(out, recipe)
     try:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from bronet.certificates.run import CertificateFiles, load_model
 from bronet.errors import BronetError
 from bronet.files import replace_text
 from bronet.pretrained.card import model_card
@@ -15,6 +14,7 @@ from bronet.report.evidence import read_evidence
 from bronet.report.table import Summary, summarize
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder, open_run
+from bronet.run.weights import load_model
 
 
 def save_pretrained(run_dir: Path | str, folder: Path | str, *, name: str = "") -> Path:
@@ -26,8 +26,8 @@ def save_pretrained(run_dir: Path | str, folder: Path | str, *, name: str = "") 
     run, folder = open_run(Path(run_dir)), Path(folder)
     if RunFolder(folder).recipe_file.exists():
         raise BronetError(f"a pretrained network needs a folder of its own, got the run {folder}; choose another")
-    recipe = run.recipe()
-    model = load_model(run, recipe)
+    recipe = run.recipe
+    model = load_model(run)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     save_rounded(folder / WEIGHTS, model, recipe=recipe)
     config = PretrainedConfig(
@@ -44,7 +44,7 @@ def save_pretrained(run_dir: Path | str, folder: Path | str, *, name: str = "") 
 
 def _certified(run: RunFolder, weights_sha256: str) -> Summary | None:
     """Return what is proved of these weights and this recipe on the test images; None if the run does not say."""
-    if not CertificateFiles.of(run.path, "test").facts.exists():
+    if not run.certificate().facts.exists():
         return None
     evidence = read_evidence(run.path)
     network = {"weights_sha256": weights_sha256, "recipe_sha256": file_hash(run.recipe_file)}

@@ -41,7 +41,7 @@ def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
 
 def _is_of(run: RunFolder, network: TrainedNetwork) -> bool:
     """Whether a run folder holds the network, or the beginning of it: neither other weights nor any training."""
-    if differing_keys(run.recipe(), network.recipe):
+    if differing_keys(run.recipe, network.recipe):
         return False
     if run.weights.exists():
         return file_hash(run.weights) == file_hash(network.weights)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from bronet.errors import BronetError
 
+SPLITS = ("train", "test", "sample")
+"""Parts of a data set; "sample" is the 500 test images of CIFAR-10 that the package holds."""
 BYTE_SCALE = 255
 DIGITS_SCALE = 16
 """Each stored digit pixel counts the ink of a 4 x 4 block, so it lies in 0..16."""

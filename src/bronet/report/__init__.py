@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
@@ -14,46 +13,24 @@ from bronet.report.margins import draw_margins
 from bronet.report.markdown import markdown_summary
 from bronet.report.page import build_page
 from bronet.report.table import Summary, csv_table, json_summary, markdown_table, summarize
+from bronet.run.folder import ReportFiles, RunFolder
 
-__all__ = ["ReportPaths", "write_comparison", "write_report"]
-
-
-class ReportPaths(NamedTuple):
-    """The files of a report."""
-
-    curve_png: Path
-    curve_pdf: Path
-    margins_png: Path
-    margins_pdf: Path
-    page: Path
-    summary_md: Path
-    summary_json: Path
-    summary_csv: Path
+__all__ = ["write_comparison", "write_report"]
 
 
-def write_report(run_dir: Path | str, *, folder: Path | None = None) -> ReportPaths:
+def write_report(run: RunFolder | Path | str, *, folder: Path | None = None) -> ReportFiles:
     """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths.
 
     Guaranteed: everything is computed before the first file is written, and each file is replaced as a whole.
     """
-    run_dir = Path(run_dir)
-    evidence = read_evidence(run_dir)
+    run = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    evidence = read_evidence(run)
     summary = summarize(evidence)
     runs, eps = {evidence.name: evidence.rows}, evidence.certificate.eps
     light, dark = draw_curve(runs, eps), draw_curve(runs, eps, theme=DARK)
     margins = draw_margins({evidence.name: (evidence.train_rows, evidence.rows)})
     png = figure_bytes(light, "png")
-    folder = run_dir / "report" if folder is None else folder
-    paths = ReportPaths(
-        curve_png=folder / "curve.png",
-        curve_pdf=folder / "curve.pdf",
-        margins_png=folder / "margins.png",
-        margins_pdf=folder / "margins.pdf",
-        page=folder / "report.html",
-        summary_md=folder / "summary.md",
-        summary_json=folder / "summary.json",
-        summary_csv=folder / "summary.csv",
-    )
+    paths = ReportFiles.of(run.report if folder is None else folder)
     contents = {
         paths.curve_png: png,
         paths.curve_pdf: figure_bytes(light, "pdf"),

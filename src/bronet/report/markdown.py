@@ -31,13 +31,13 @@ def lines(cells: Sequence[Sequence[str]]) -> str:
 
 def _cost(summary: Summary) -> str:
     certificate = summary.evidence.certificate
-    if certificate.soundness_cost is None:
+    if certificate.soundness_cost.relative_median is None:
         return ""
-    cost = 100 * certificate.soundness_cost
+    cost = 100 * certificate.soundness_cost.relative_median
     costs, gives = f"Being a proof costs {cost:.2g} % of the radius", f"The proof gives {-cost:.2g} % more radius"
     return (
         f"{costs if cost >= 0 else gives} (median, against float32 and power iteration, which are not a proof); "
-        f"at most {certificate.rounding_worst:.1e} of a margin goes to rounding.\n"
+        f"at most {certificate.rounding.worst:.1e} of a margin goes to rounding.\n"
     )
 
 

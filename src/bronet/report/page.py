@@ -80,7 +80,7 @@ def _proof(summary: Summary) -> str:
     beyond = sum(row.naive_radius > row.radius for row in summary.evidence.rows)
     return (
         f"Computed in {certificate.precision} in {certificate.seconds:.1f} s. The rounding of the program itself is "
-        f"counted: at most {certificate.rounding_worst:.1e} is taken from a margin for it. The usual estimate "
+        f"counted: at most {certificate.rounding.worst:.1e} is taken from a margin for it. The usual estimate "
         "(single precision, power iteration, no rounding) would have claimed more than is proved for "
         f"{beyond:,} of {summary.statistics.images:,} images."
     )

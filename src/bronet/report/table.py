@@ -97,8 +97,8 @@ def json_summary(summary: Summary) -> str:
         },
         "attacks": list(summary.evidence.attacks),
         "lipschitz": _finite(certificate.lipschitz),
-        "rounding_worst": _finite(certificate.rounding_worst),
-        "soundness_cost": certificate.soundness_cost,
+        "rounding_worst": _finite(certificate.rounding.worst),
+        "soundness_cost": certificate.soundness_cost.relative_median,
         "precision": certificate.precision,
         "certify_seconds": _finite(certificate.seconds),
         "certify_command": certificate.command,
@@ -114,9 +114,9 @@ def paper_line(statistics: Statistics) -> str:
 
 
 def _implied(summary: Summary) -> Json:
-    """Return the medians of the radii in other norms that the l2 radii imply; null without the number of pixels."""
+    """Return the medians of the radii in other norms that the l2 radii imply; null where there is none."""
     median, pixels = summary.statistics.radius.median, summary.evidence.certificate.pixels
-    if pixels is None or not math.isfinite(median):
+    if not math.isfinite(median):
         return {"median_l1": None, "median_linf": None}
     return {
         "median_l1": implied_radius(median, norm="l1", pixels=pixels),

@@ -3,16 +3,15 @@
 Rows are written in whole batches, each time the whole file at once. Numbers come back with the same bits.
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_text
+from bronet.records import read_rows, write_rows
 
 ADVICE = "attack again with --overwrite"
 
@@ -34,13 +33,20 @@ class AttackRow:
     linf: float
     radius: float
 
+    def __post_init__(self) -> None:
+        if min(self.index, self.label, self.prediction, self.found) < 0:
+            found = [self.index, self.label, self.prediction, self.found]
+            raise BronetError(f"index, label, prediction and found must be at least 0, got {found}")
+        if self.robust != (self.label == self.prediction == self.found):
+            raise BronetError(f"robust must be {int(not self.robust)}, got {int(self.robust)}")
+        for name, value in (("l2", self.l2), ("linf", self.linf), ("radius", self.radius)):
+            if math.isnan(value) or value < 0:
+                raise BronetError(f"{name} must be at least 0, got {value}")
+
     @property
     def refutes(self) -> bool:
         """Whether the row refutes a certificate: another class at an l2 distance below the certified radius."""
         return self.found != self.prediction and self.l2 < self.radius
-
-
-HEADER = tuple(field.name for field in fields(AttackRow))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,50 +86,12 @@ def count_rows(rows: Sequence[AttackRow], *, certifies: Callable[[float], bool] 
 
 def write_attack_rows(path: Path, rows: Iterable[AttackRow]) -> None:
     """Write the rows to a CSV file, replacing it at once."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(HEADER)
-    for row in rows:
-        numbers = (repr(float(number)) for number in (row.l2, row.linf, row.radius))
-        table.writerow([row.index, row.label, row.prediction, row.found, int(row.robust), *numbers])
-    replace_text(path, text.getvalue())
+    write_rows(AttackRow, path, rows)
 
 
 def read_attack_rows(path: Path) -> list[AttackRow]:
     """Return the rows of a CSV file; none if there is no such file."""
-    if not path.exists():
-        return []
-    try:
-        header, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
-        if tuple(header) != HEADER:
-            raise ValueError(f"its header must be {','.join(HEADER)}")
-        rows = [_parsed(cells) for cells in lines]
-        if len({row.index for row in rows}) < len(rows):
-            raise ValueError("an image has two rows")
-    except (OSError, ValueError, csv.Error) as error:
-        raise BronetError(f"cannot go on from {path}: {error}; {ADVICE}") from None
-    return rows
-
-
-def _parsed(cells: list[str]) -> AttackRow:
-    if len(cells) != len(HEADER):
-        raise ValueError(f"a line must have {len(HEADER)} values, got {len(cells)}")
-    index, label, prediction, found, robust = (int(cell) for cell in cells[:5])
-    l2, linf, radius = (float(cell) for cell in cells[5:])
-    if min(index, label, prediction, found) < 0 or robust != int(label == prediction == found):
-        raise ValueError(f"a line must have numbers of at least 0 that agree with one another, got {cells[:5]}")
-    if any(math.isnan(number) or number < 0 for number in (l2, linf, radius)):
-        raise ValueError(f"distances and radius must be at least 0, got {cells[5:]}")
-    return AttackRow(
-        index=index,
-        label=label,
-        prediction=prediction,
-        found=found,
-        robust=bool(robust),
-        l2=l2,
-        linf=linf,
-        radius=radius,
-    )
+    return read_rows(AttackRow, path, advice=ADVICE, unique="index") if path.exists() else []
 
 
 def read_facts(path: Path) -> Json:

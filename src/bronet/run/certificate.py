@@ -1,20 +1,133 @@
-"""What a certificate is about, as SHA-256: weights, recipe, images, rows, and the certificate itself.
+"""The file of a certificate: what was proved, of which weights, recipe, images and rows, under a seal over it all.
 
-A hash says that a byte changed, not whether a claim is true: `bronet.certificates.verify` recomputes as well.
+There is one reader, and every command uses it: types are checked, unknown and repeated keys are refused, and so is a
+file that was edited after it was sealed. A hash says that a byte changed, not whether a claim is true:
+`bronet.certificates.verify` recomputes as well.
 """
 
 import hashlib
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from bronet.data import ImageSet
 from bronet.errors import BronetError
-from bronet.files import Json
+from bronet.files import Json, read_object
+from bronet.records import Place, as_plain, read_record
 from bronet.run.folder import RunFolder
 
 SEAL = "seal_sha256"
+ADVICE = "certify again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBound:
+    """The proved Lipschitz bound of one layer, and how much of its input's norm its rounding can add."""
+
+    name: str
+    kind: str
+    lipschitz: float
+    rounding_gain: float
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        for key, value in (("lipschitz", self.lipschitz), ("rounding_gain", self.rounding_gain)):
+            _check_number(f"{key} of layer {self.name}", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """What rounding took from the margins of the images; the median is None where it was not recorded."""
+
+    worst: float
+    median: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundnessCost:
+    """How much smaller the proved radius is than the naive one, over images with a naive radius; None without any."""
+
+    median: float | None
+    worst: float | None
+    relative_median: float | None
+    relative_worst: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateFile:
+    """The content of certificate.json, in its order; the seal is added where it is written."""
+
+    data: str
+    split: str
+    images: int
+    classes: tuple[str, ...]
+    pixels: int
+    eps: tuple[str, ...]
+    lipschitz: float
+    layers: tuple[LayerBound, ...]
+    rounding: Rounding
+    soundness_cost: SoundnessCost
+    precision: str
+    device: str
+    seconds: float
+    command: str
+    weights_sha256: str
+    recipe_sha256: str
+    images_sha256: str
+    rows_sha256: str
+    targeted_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, count in (("images", self.images), ("pixels", self.pixels)):
+            if count < 1:
+                raise BronetError(f"{key} must be at least 1, got {count}")
+        for key, value in (("lipschitz", self.lipschitz), ("seconds", self.seconds)):
+            _check_number(key, value)
+
+    @property
+    def network(self) -> dict[str, str]:
+        """The hashes that tell which network was certified."""
+        return {"weights_sha256": self.weights_sha256, "recipe_sha256": self.recipe_sha256}
+
+    def sealed(self) -> Json:
+        """Return the content as JSON with its seal; what does not apply is left out."""
+        plain = as_plain(self)
+        for layer in plain["layers"]:
+            if not layer["remark"]:
+                del layer["remark"]
+        if self.targeted_sha256 is None:
+            del plain["targeted_sha256"]
+        return sealed(plain)
+
+
+def read_certificate(path: Path) -> CertificateFile:
+    """Return the certificate in a file; raise `BronetError` where it cannot be read, is not whole, or was edited."""
+    content = read_object(path, advice=ADVICE if path.exists() else "run `bronet certify` first")
+    seal = content.pop(SEAL, None)
+    certificate = read_record(CertificateFile, content, Place("certificate", str(path), advice=ADVICE))
+    found = sealed(content)[SEAL]
+    if seal != found:
+        raise BronetError(
+            f"the certificate does not hold: the seal of {path} differs, found {found}, recorded {seal}; {ADVICE}"
+        )
+    return certificate
+
+
+def check_rows(path: Path, certificate: CertificateFile) -> None:
+    """Raise unless the rows in a file are those that the certificate names by their hash."""
+    found = file_hash(path)
+    if found != certificate.rows_sha256:  # changed by hand, or certifying ended between the two files
+        raise BronetError(
+            f"the certificate does not hold: {path} differs, found {found}, recorded {certificate.rows_sha256}; "
+            f"{ADVICE}"
+        )
+
+
+def sealed(facts: Json) -> Json:
+    """Return the facts with a hash over all of them."""
+    rest = {key: value for key, value in facts.items() if key != SEAL}
+    text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
+    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def file_hash(path: Path) -> str:
@@ -26,20 +139,10 @@ def file_hash(path: Path) -> str:
 
 
 def network_hashes(run: RunFolder) -> dict[str, str]:
-    """Return what says which network a run has: its weights, and the recipe that says what they are for."""
+    """Return what says which network a run has: its weights, and the recipe that says what they belong to."""
     return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
 
 
-def images_hash(images: ImageSet) -> str:
-    """Return the hash of pixels, labels and scale, on whatever device they are."""
-    digest = hashlib.sha256(f"{tuple(images.images.shape)} {images.scale}".encode())
-    for tensor in (images.images, images.labels.to(torch.int64)):
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def sealed(facts: Json) -> Json:
-    """Return the facts with a hash over all of them."""
-    rest = {key: value for key, value in facts.items() if key != SEAL}
-    text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
-    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+def _check_number(key: str, value: float) -> None:
+    if math.isnan(value):
+        raise BronetError(f"{key} must be a number, got {value}")

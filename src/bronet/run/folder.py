@@ -1,40 +1,85 @@
-"""The folder of a run: its recipe, its log, its state and the record of how it was made.
+"""The folder of a run: the name of every file in it, spelled once, and its recipe, log and record.
 
-The layout is that of docs/architecture.md; later stages add their own files. A folder that holds a run is
-never overwritten by accident, and a folder that holds anything else is never touched.
+The layout is that of docs/architecture.md. A folder that holds a run is never overwritten by accident, and a folder
+that holds anything else is never touched.
 """
 
 import json
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text, shown
+from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import Recipe
 from bronet.recipe.source import read_recipe
 from bronet.recipe.text import to_text
 
-ARTEFACTS = (
-    "recipe.yaml",
-    "log.jsonl",
-    "checkpoint.safetensors",
-    "model.safetensors",
-    "best.safetensors",
-    "record.json",
-    "certificate.csv",
-    "certificate.json",
-    "certificate-train.csv",
-    "certificate-train.json",
-    "certificate-sample.csv",
-    "certificate-sample.json",
-    "targeted.csv",
-    "targeted-train.csv",
-    "model.onnx",
-    "model.pt2",
-    "targeted-sample.csv",
-)
+STEP_DIGITS = 9
+EXPORTS = {"onnx": ".onnx", "torch-export": ".pt2"}
+"""The end of an exported file's name, by its format."""
+
+
+class CertificateFiles(NamedTuple):
+    """The files of one split's certificate: the test split's have the plain names."""
+
+    rows: Path
+    facts: Path
+    targeted: Path
+
+    @classmethod
+    def of(cls, folder: Path, split: str) -> "CertificateFiles":
+        """Return the files of a split; nothing is touched."""
+        suffix = "" if split == "test" else f"-{split}"
+        return cls(
+            rows=folder / f"certificate{suffix}.csv",
+            facts=folder / f"certificate{suffix}.json",
+            targeted=folder / f"targeted{suffix}.csv",
+        )
+
+
+class AttackFiles(NamedTuple):
+    """The files of one attack: a row for each image, and what was run."""
+
+    rows: Path
+    facts: Path
+
+    @classmethod
+    def of(cls, folder: Path, *, attack: str, norm: str, eps: str) -> "AttackFiles":
+        """Return the files of an attack by its name, norm and radius; nothing is touched."""
+        stem = f"attack-{attack}-{norm}-{eps.replace('/', '_')}"
+        return cls(rows=folder / f"{stem}.csv", facts=folder / f"{stem}.json")
+
+
+class ReportFiles(NamedTuple):
+    """The files of a report, in whatever folder it is."""
+
+    curve_png: Path
+    curve_pdf: Path
+    margins_png: Path
+    margins_pdf: Path
+    page: Path
+    summary_md: Path
+    summary_json: Path
+    summary_csv: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> "ReportFiles":
+        """Return the files of a report in a folder; nothing is touched."""
+        return cls(
+            curve_png=folder / "curve.png",
+            curve_pdf=folder / "curve.pdf",
+            margins_png=folder / "margins.png",
+            margins_pdf=folder / "margins.pdf",
+            page=folder / "report.html",
+            summary_md=folder / "summary.md",
+            summary_json=folder / "summary.json",
+            summary_csv=folder / "summary.csv",
+        )
 
 
 @dataclass(frozen=True)
@@ -42,6 +87,11 @@ class RunFolder:
     """Names of the files of a run. Making one touches nothing; see `create_run` and `open_run`."""
 
     path: Path
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of this run, read when it is first asked for."""
+        return read_recipe(self.recipe_file, advice="give the folder of a run")
 
     @property
     def recipe_file(self) -> Path:
@@ -58,6 +108,14 @@ class RunFolder:
         """The training state."""
         return self.path / "checkpoint.safetensors"
 
+    def numbered_checkpoint(self, step: int) -> Path:
+        """Return the name of an older training state that is kept."""
+        return self.path / f"checkpoint-{step:0{STEP_DIGITS}d}.safetensors"
+
+    def older_checkpoints(self) -> list[Path]:
+        """Return the older training states that are there, newest first."""
+        return sorted(self.path.glob(f"checkpoint-{'[0-9]' * STEP_DIGITS}.safetensors"), reverse=True)
+
     @property
     def weights(self) -> Path:
         """The final weights; present only when training has ended."""
@@ -70,7 +128,7 @@ class RunFolder:
 
     @property
     def tracking(self) -> Path:
-        """TensorBoard's event files, if they were wanted."""
+        """The folder of TensorBoard's event files, if they were wanted."""
         return self.path / "tensorboard"
 
     @property
@@ -78,14 +136,47 @@ class RunFolder:
         """Command, commit, seed, device, versions and time."""
         return self.path / "record.json"
 
+    def certificate(self, split: str = "test") -> CertificateFiles:
+        """Return the files of the certificate of a split."""
+        return CertificateFiles.of(self.path, split)
+
+    def certified_split(self) -> str:
+        """Return the split that stands for the run: the test images or, where only those are certified, the sample."""
+        test, sample = (self.certificate(split).facts.exists() for split in ("test", "sample"))
+        return "sample" if sample and not test else "test"
+
+    def attacks(self) -> list[AttackFiles]:
+        """Return the files of every attack that was begun."""
+        return [AttackFiles(path.with_suffix(".csv"), path) for path in sorted(self.path.glob("attack-*.json"))]
+
+    def exported(self, format: str) -> Path:
+        """Return the name of the exported network of a format."""
+        return self.path / f"model{EXPORTS[format]}"
+
     @property
     def report(self) -> Path:
         """The folder of tables, curves and the page."""
         return self.path / "report"
 
-    def recipe(self) -> Recipe:
-        """Read the recipe of this run."""
-        return read_recipe(self.recipe_file, advice="give the folder of a run")
+    def evidence(self) -> list[Path]:
+        """Return the files from which tables are computed: recipe, log, record, certificates and attacks."""
+        certificates = (path for split in SPLITS for path in self.certificate(split))
+        attacks = (path for suffix in ("csv", "json") for path in self.path.glob(f"attack-*.{suffix}"))
+        return [self.recipe_file, self.log, self.record, *certificates, *attacks]
+
+    def artefacts(self) -> list[Path]:
+        """Return the files and folders that a run may consist of; those with numbers in their names if they exist."""
+        return [
+            *self.evidence(),
+            self.checkpoint,
+            *self.older_checkpoints(),
+            self.weights,
+            self.best_weights,
+            self.tracking,
+            *(self.exported(format) for format in EXPORTS),
+            *self.path.glob("model-*.data"),
+            self.report,
+        ]
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes that the network learned; none for known data sets and unfinished runs."""
@@ -160,20 +251,19 @@ def remove_leftovers(run: RunFolder) -> None:
             path.unlink(missing_ok=True)
 
 
-def open_run(path: Path) -> RunFolder:
-    """Return the folder of an existing run."""
-    run = RunFolder(path)
+def open_run(run: RunFolder | Path | str) -> RunFolder:
+    """Return the folder of an existing run; one that is open already stays as it is, with what was read of it."""
+    run = run if isinstance(run, RunFolder) else RunFolder(Path(run))
     if not run.recipe_file.is_file():
-        raise BronetError(f"{path} must be the folder of a run, but it has no recipe.yaml; train one first")
+        raise BronetError(
+            f"{run.path} must be the folder of a run, but it has no {run.recipe_file.name}; train one first"
+        )
     return run
 
 
 def _remove_artefacts(run: RunFolder) -> None:
-    numbered = (path.name for path in run.path.glob("checkpoint-*.safetensors"))
-    for name in (*ARTEFACTS, *numbered):
-        (run.path / name).unlink(missing_ok=True)
-    for path in (*run.path.glob("attack-*-*-*.*"), *run.path.glob("model-*.data")):
-        path.unlink()
-    for folder in (run.report, run.tracking):
-        if folder.is_dir():
-            shutil.rmtree(folder)
+    for path in run.artefacts():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -3,15 +3,17 @@
 Numbers are written so that reading gives back the same bits. A file appears whole or not at all.
 """
 
-import csv
-import io
 import math
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import replace_text
+from bronet.records import csv_text, read_csv, read_rows, write_rows
+
+ADVICE = "certify again"
+_FIRST = ("index", "prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,61 +32,49 @@ class Row:
     radius: float
     naive_radius: float
 
+    def __post_init__(self) -> None:
+        if min(self.index, self.label, self.prediction) < 0:
+            found = [self.index, self.label, self.prediction]
+            raise BronetError(f"index, label and prediction must be at least 0, got {found}")
+        if self.correct != (self.label == self.prediction):
+            raise BronetError(f"correct must be {int(self.label == self.prediction)}, got {int(self.correct)}")
+        for name, value in (("radius", self.radius), ("naive_radius", self.naive_radius)):
+            if math.isnan(value) or value < 0:
+                raise BronetError(f"{name} must be at least 0, got {value}")
 
-HEADER = tuple(field.name for field in fields(Row))
+
+class Targeted(NamedTuple):
+    """The proved distance that an image keeps from each class."""
+
+    prediction: int
+    radii: list[float]
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_certificate_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(HEADER)
-    for row in rows:
-        index, label, prediction, correct, *numbers = astuple(row)
-        table.writerow([index, label, prediction, int(correct), *(repr(float(number)) for number in numbers)])
-    replace_text(path, text.getvalue())
+    write_rows(Row, path, rows)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_certificate_rows(path: Path) -> list[Row]:
     """Return the rows of a CSV file; raise `BronetError` naming file and line where one is not a row."""
-    try:
-        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BronetError(f"cannot read rows from {path}: {error}; run `bronet certify` first") from None
-    if not lines or tuple(lines[0]) != HEADER:
-        found = ",".join(lines[0]) if lines else "an empty file"
-        raise BronetError(f"{path}, line 1: header must be {','.join(HEADER)}, got {found}")
-    rows = [_parse(path, number, cells) for number, cells in enumerate(lines[1:], start=2)]
-    seen: set[int] = set()
-    for number, row in enumerate(rows, start=2):
-        if row.index in seen:
-            raise BronetError(f"{path}, line {number}: index must be unique, got {row.index} again")
-        seen.add(row.index)
-    return rows
+    return read_rows(Row, path, advice=ADVICE if path.exists() else "run `bronet certify` first", unique="index")
 
 
-def _parse(path: Path, line: int, cells: list[str]) -> Row:
-    """Return the row of one line, checked against itself."""
-    if len(cells) != len(HEADER):
-        raise BronetError(f"{path}, line {line}: must have {len(HEADER)} values, got {len(cells)}")
+def targeted_table(rows: Sequence[Row], radii: Sequence[Sequence[float]]) -> str:
+    """Return targeted radii as CSV text, a line for each image: entry j is the proved distance to class j."""
+    header = [*_FIRST, *(f"class_{j}" for j in range(len(radii[0])))]
+    lines = ([row.index, row.prediction, *map(repr, of_row)] for row, of_row in zip(rows, radii, strict=True))
+    return csv_text([header, *lines])
+
+
+def read_targeted(path: Path, images: int) -> list[Targeted]:
+    """Return the targeted radii of the first so many images from a CSV file."""
+    header, *lines = read_csv(path, advice=ADVICE) or [[]]
     try:
-        index, label, prediction, correct = (int(cell) for cell in cells[:4])
-        margin, radius, naive_radius = (float(cell) for cell in cells[4:])
-    except ValueError as error:
-        raise BronetError(f"{path}, line {line}: {error}; certify again") from None
-    if min(index, label, prediction) < 0:
-        raise BronetError(f"{path}, line {line}: index, label and prediction must be at least 0, got {cells[:3]}")
-    if correct != int(label == prediction):
-        raise BronetError(f"{path}, line {line}: correct must be {int(label == prediction)}, got {correct}")
-    for name, value in (("radius", radius), ("naive_radius", naive_radius)):
-        if math.isnan(value) or value < 0:
-            raise BronetError(f"{path}, line {line}: {name} must be at least 0, got {value}")
-    return Row(
-        index=index,
-        label=label,
-        prediction=prediction,
-        correct=bool(correct),
-        margin=margin,
-        radius=radius,
-        naive_radius=naive_radius,
-    )
+        found = [Targeted(int(cells[1]), [float(cell) for cell in cells[len(_FIRST) :]]) for cells in lines]
+        indices = [int(cells[0]) for cells in lines]
+    except (ValueError, IndexError) as error:
+        raise BronetError(f"cannot read targeted radii from {path} ({error}); {ADVICE}") from None
+    if indices != list(range(images)) or any(len(line.radii) != len(header) - len(_FIRST) for line in found):
+        raise BronetError(f"{path} must have one whole line for each of the {images} images, in order; {ADVICE}")
+    return found

@@ -20,6 +20,7 @@ from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
+from bronet.run.folder import RunFolder
 
 FORMAT_KEY = "bronet"
 KIND = "weights"
@@ -54,6 +55,11 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     model = build_model(recipe.model, recipe.data.spec(), device=device)
     _copy_into(model, tensors, path)
     return model.eval()
+
+
+def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> CertifiableModel:
+    """Return the trained network of a run, in evaluation mode."""
+    return trained_model(run.weights, run.recipe, device=device)
 
 
 def _outline(recipe: Recipe) -> dict[str, Tensor]:

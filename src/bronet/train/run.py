@@ -85,7 +85,7 @@ def train(
         resume = resume or _restarted(processes, folder)
         if resume:
             run = open_run(folder)
-            check_recipe(run.recipe_file, run.recipe(), recipe)
+            check_recipe(run.recipe_file, run.recipe, recipe)
             _require_state(run)
         batches, held_out = open_training(
             recipe,

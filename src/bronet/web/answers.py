@@ -12,6 +12,7 @@ from torch import Tensor
 from bronet.attack.single import Progress, attack_prediction
 from bronet.errors import BronetError
 from bronet.files import Json
+from bronet.records import as_plain
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Served
 from bronet.wording import bound_text
@@ -41,15 +42,13 @@ def network_answer(served: Served) -> Json:
     channels, height, width = served.model.image_shape
     samples = served.samples
     drawn = None if samples is None else sheet(samples.images.cpu(), scale=samples.scale)
-    layers = served.bounds["layers"]
-    assert isinstance(layers, list)
     return {
         "channels": channels,
         "height": height,
         "width": width,
         "classes": list(served.classes),
         "lipschitz": bound_text(served.network.lipschitz),
-        "layers": [{**layer, "bound": bound_text(layer["lipschitz"])} for layer in layers],
+        "layers": [{**as_plain(layer), "bound": bound_text(layer.lipschitz)} for layer in served.bounds],
         "remark": served.remark,
         "labels": [] if samples is None else samples.labels.tolist(),
         "sheet": None if drawn is None else {"picture": drawn.picture, "columns": drawn.columns, "rows": drawn.rows},

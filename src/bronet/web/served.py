@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 
 from bronet.certificates.network import ProvedNetwork, prove
-from bronet.certificates.run import describe, load_model
+from bronet.certificates.run import layer_bounds
 from bronet.data import ImageSet, load_images
 from bronet.data.embedded import SAMPLED
 from bronet.errors import BronetError
-from bronet.files import Json
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
 from bronet.report.curve import Curve, certified_curve
 from bronet.report.evidence import Evidence, read_evidence
-from bronet.run.certificate import network_hashes
+from bronet.run.certificate import LayerBound, network_hashes
 from bronet.run.folder import RunFolder, open_run
+from bronet.run.weights import load_model
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
@@ -48,7 +48,7 @@ class Served:
 
     model: CertifiableModel
     network: ProvedNetwork
-    bounds: Json
+    bounds: tuple[LayerBound, ...]
     classes: tuple[str, ...]
     samples: ImageSet | None
     remark: str
@@ -56,7 +56,7 @@ class Served:
 
 def read_cards(runs: Sequence[str]) -> list[Card]:
     """Return the cards of the runs; without any, that of the quick start. A run without weights is refused."""
-    if not runs and not (DEFAULT_RUN / "recipe.yaml").is_file():
+    if not runs and not RunFolder(DEFAULT_RUN).recipe_file.is_file():
         raise BronetError(
             f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it, "
             "or try: bronet serve bronet-digits/digits"
@@ -72,7 +72,7 @@ def read_cards(runs: Sequence[str]) -> list[Card]:
 
 
 def _read_card(name: str, folder: RunFolder) -> Card:
-    recipe, network = folder.recipe(), network_hashes(folder)
+    recipe, network = folder.recipe, network_hashes(folder)
     channels = recipe.data.spec().channels
     if channels not in DRAWABLE_CHANNELS:
         raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
@@ -92,10 +92,10 @@ def _read_card(name: str, folder: RunFolder) -> Card:
 def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | None, str]:
     """Return what the folder proves of the test images, or None and the reason; another network's proves nothing."""
     advice = f"bronet certify {folder.path}"
-    if not (folder.path / "certificate.csv").exists():
+    if not folder.certificate().facts.exists():
         return None, f"not certified yet: {advice}"
     try:
-        evidence = read_evidence(folder.path)
+        evidence = read_evidence(folder)
     except BronetError as error:
         return None, str(error)
     if not evidence.certificate.network.items() <= network.items():
@@ -106,14 +106,14 @@ def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | No
 def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None) -> Served:
     """Load and prove the network of a card, and fetch sample images of its test split where the data set is at hand."""
     data = card.recipe.data
-    model = load_model(card.folder, card.recipe, device=device).requires_grad_(False)
+    model = load_model(card.folder, device=device).requires_grad_(False)
     network = prove(model)
     images, remark = _sample_images(data, samples, data_dir, card.classes)
     numbered = tuple(f"class {number}" for number in range(data.spec().classes))
     return Served(
         model=model,
         network=network,
-        bounds=describe(network, dict(model.chain())),
+        bounds=layer_bounds(network, model),
         classes=images.classes if images else card.classes or numbered,
         samples=images.to(device) if images else None,
         remark=remark,
