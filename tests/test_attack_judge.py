@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bronet.attack import linf_pgd
+from bronet.attack.auto import preflight
 from bronet.attack.judge import Norm, distances, into_ball, judge
-from bronet.attack.preflight import preflight
 
 CLASSES = 5
 

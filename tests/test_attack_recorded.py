@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.half import in_half_precision
 from bronet.attack.pgd import l2_pgd
-from bronet.attack.recorded import MOST_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, recorded
+from bronet.attack.search import MOST_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
@@ -135,7 +134,7 @@ def test_work_is_recorded_on_the_device_it_runs_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr("bronet.attack.recorded._recording_stream", lambda place: f"stream of {place}")
+    monkeypatch.setattr("bronet.attack.search._recording_stream", lambda place: f"stream of {place}")
     place = torch.device("cuda", 1)
     recorded(network(), place).new_recorder()(lambda: None)
     assert asked == [place, "stream of cuda:1"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.round_numbers import ROUND, in_round_numbers
+from bronet.attack.search import MULTIPLE, padded_to_multiple
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 
@@ -12,7 +12,7 @@ RECIPE = named_recipe("digits/quickstart")
 SPEC = RECIPE.data.spec()
 
 
-@pytest.mark.parametrize("count", [1, 5, ROUND, ROUND + 1])
+@pytest.mark.parametrize("count", [1, 5, MULTIPLE, MULTIPLE + 1])
 def test_logits_and_gradients_are_those_of_the_network(count: int) -> None:
     model = build_model(RECIPE.model, SPEC).double().eval().requires_grad_(False)
     asked: list[int] = []
@@ -23,8 +23,8 @@ def test_logits_and_gradients_are_those_of_the_network(count: int) -> None:
 
     pixels = torch.rand(count, SPEC.channels, SPEC.height, SPEC.width, dtype=torch.float64).requires_grad_()
     weights = torch.randn(count, SPEC.classes, dtype=torch.float64)
-    ours, own = in_round_numbers(watched)(pixels), model(pixels)
+    ours, own = padded_to_multiple(watched)(pixels), model(pixels)
     torch.testing.assert_close(ours, own, rtol=1e-12, atol=1e-12)
     gradients = [torch.autograd.grad((weights * logits).sum(), pixels)[0] for logits in (ours, own)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
-    assert asked == [ROUND if count <= ROUND else 2 * ROUND]
+    assert asked == [MULTIPLE if count <= MULTIPLE else 2 * MULTIPLE]

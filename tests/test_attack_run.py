@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from bronet import BronetError, prove
 from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.run import attack_run, summary
-from bronet.attack.target import AttackPlan, Target
+from bronet.attack.run import AttackPlan, Target, attack_run, summary
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
@@ -100,7 +99,7 @@ def test_what_only_the_coarse_search_takes_for_broken_is_searched_again(
 
         return coarse
 
-    monkeypatch.setattr("bronet.attack.target.in_half_precision", wrong)
+    monkeypatch.setattr("bronet.attack.run.in_half_precision", wrong)
     model.register_forward_hook(lambda _model, given, _logits: seen.update(fine=seen["fine"] + len(given[0])))
     again = target.attack(plan, torch.arange(IMAGES))
     assert 0 < seen["fine"] - seen["coarse"] < seen["coarse"]  # only images that the judge still sees as they were

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bronet.attack.run import attack_run
-from bronet.attack.target import AttackPlan
+from bronet.attack.run import AttackPlan, attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish

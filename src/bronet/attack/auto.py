@@ -1,6 +1,10 @@
 """AutoAttack (standard: APGD-CE, APGD-T, FAB-T, Square) through the package pyautoattack; Tables 10 and 11.
 
 An optional extra. It computes in float32 and may overstep eps by a rounding: `bronet.attack.judge` decides what counts.
+
+`preflight` says before hours are spent why an attack's result could mean nothing: an attack that follows gradients is
+blind where there are none, where they are random, or where the loss is saturated in float32. Robust accuracy is then
+too high. Certificates do not depend on any of this.
 """
 
 import importlib.util
@@ -11,9 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.attack.judge import Norm
-from bronet.attack.preflight import FEWEST_TARGETED_CLASSES
 from bronet.errors import BronetError
 
+FEWEST_TARGETED_CLASSES = 4
+"""Below this AutoAttack's targeted loss (DLR) does not exist."""
+TOLERATED_SHARE = 0.01
+"""Share of images that may have a flaw without a warning; a few saturated images are normal."""
+SAME_LOGITS = 1e-4
+"""Relative difference of logits that float32 may show between two runs of the same program."""
 MOST_TARGETS = 9
 """Classes that the standard version aims at."""
 UNTARGETED = ["apgd-ce", "fab-t", "square"]
@@ -55,3 +64,43 @@ def autoattack(
     with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
         found, _ = attack.run_standard_evaluation(images.float(), labels, batch_size=len(images))
     return found
+
+
+def preflight(
+    model: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, " b"],
+    judged: Int[Tensor, " b"],
+) -> list[str]:
+    """Return warnings, one line each; an empty list where nothing was found.
+
+    `judged` are the classes that the float64 program gives these images.
+    """
+    with torch.enable_grad():
+        pixels = images.detach().requires_grad_()
+        logits = model(pixels)
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        reaches = loss.requires_grad
+        gradient = torch.autograd.grad(loss, pixels)[0] if reaches else torch.zeros_like(images)
+    with torch.no_grad():
+        again = model(images)
+    logits = logits.detach()
+    changed = (logits - again).abs().amax(dim=1) > SAME_LOGITS * (1 + logits.abs().amax(dim=1))
+    saturated = logits.softmax(dim=1).amax(dim=1) == 1
+    findings = [
+        (gradient.flatten(1).abs().amax(dim=1) == 0, "have no gradient: attacks that follow it cannot find anything"),
+        (~gradient.flatten(1).isfinite().all(dim=1), "have a gradient that is not finite"),
+        (changed, "got other logits when asked twice: a random network needs an attack on its average"),
+        (saturated, "have saturated logits: cross-entropy is flat there in this precision"),
+        (logits.argmax(dim=1) != judged, "have another class in this precision than in float64, which judges"),
+    ]
+    warnings = [
+        f"{int(flaw.sum())} of {len(images)} images {what}"
+        for flaw, what in findings
+        if float(flaw.double().mean()) > TOLERATED_SHARE
+    ]
+    if logits.shape[1] < FEWEST_TARGETED_CLASSES:
+        warnings.append(f"{logits.shape[1]} classes are too few for AutoAttack's targeted loss; that part is left out")
+    if not bool(logits.isfinite().all()):
+        warnings.append("some logits are not finite")
+    return warnings

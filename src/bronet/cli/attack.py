@@ -77,8 +77,7 @@ def attack(
     and attack-....json. Ends with status 3, and names the image, if a certified image is broken.
     """
     from bronet.attack.judge import CertificateBrokenError
-    from bronet.attack.run import attack_run
-    from bronet.attack.target import AttackPlan
+    from bronet.attack.run import AttackPlan, attack_run
     from bronet.cli.console import counting, open_console, say
     from bronet.data import load_images
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from bronet.certificates.network import ProvedNetwork, prove
 from bronet.errors import BronetError
-from bronet.export import onnx_file, torch_file
-from bronet.export.facts import ExportFacts
+from bronet.export import files
 from bronet.export.frozen_program import frozen_program
 from bronet.files import replace_file
 from bronet.layers import frozen
@@ -53,7 +52,7 @@ class Exported:
     """
 
     path: Path
-    facts: ExportFacts
+    facts: files.ExportFacts
     images: int
     from_float32: float
     from_float64: float
@@ -91,10 +90,10 @@ def export_model(
     if path.suffix != format.suffix:
         raise BronetError(f"a file of format {format} must end in {format.suffix}, got {path}")
     if format is Format.ONNX:
-        onnx_file.require_onnx()
+        files.require_onnx()
     model = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()
     network = prove(model)
-    facts = ExportFacts.of(
+    facts = files.ExportFacts.of(
         network,
         classes=classes or [str(number) for number in range(model.head.classes)],
         weights_sha256=weights_sha256 or _weights_hash(model),
@@ -104,22 +103,22 @@ def export_model(
 
 
 def _written(
-    path: Path, format: Format, model: CertifiableModel, network: ProvedNetwork, facts: ExportFacts
+    path: Path, format: Format, model: CertifiableModel, network: ProvedNetwork, facts: files.ExportFacts
 ) -> tuple[float, float]:
     program = frozen_program(model)
     measured: list[tuple[float, float]] = []
 
     def write_and_run(temporary: Path, *, beside: Path | None = None) -> None:
         if format is Format.ONNX:
-            onnx_file.write_onnx(temporary, program, facts, weights_beside=beside)
-            runner = onnx_file.onnx_runner(temporary)
+            files.write_onnx(temporary, program, facts, weights_beside=beside)
+            runner = files.onnx_runner(temporary)
         else:
-            torch_file.write_torch(temporary, program, facts)
-            runner = torch_file.torch_runner(temporary)
+            files.write_torch(temporary, program, facts)
+            runner = files.torch_runner(temporary)
         measured.append(_differences(runner, model, network))
 
     size = sum(t.numel() * t.element_size() for t in (*program.state_dict.values(), *program.constants.values()))
-    if format is Format.ONNX and size > onnx_file.LARGEST_SINGLE_FILE:
+    if format is Format.ONNX and size > files.LARGEST_SINGLE_FILE:
         beside = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")
         _with_new_file(beside, lambda: replace_file(path, partial(write_and_run, beside=beside)))
     else:

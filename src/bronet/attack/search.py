@@ -1,4 +1,11 @@
-"""The network as an attack's search calls it on a GPU: recorded for a number of images, then replayed.
+"""The network as an attack's search calls it on a GPU: in half precision, for padded batches, recorded and replayed.
+
+Float16 has the eleven significant bits of TF32, so the search sees as well with it; what it lacks is range. Activations
+of a Lipschitz network stay small. Gradients may vanish, so that of every image is brought to one size on its way
+through the network, which is linear in it, and back to its own at the pixels.
+
+Activations lie as (pixel, channel, image), so the number of images is the length of a row in memory. Rows of odd length
+are not aligned, and a GPU multiplies such matrices at a fraction of its speed; a search is left with any number.
 
 A search asks about the same number of images hundreds of times in a row. Where they are few, most of the time goes into
 launching kernels one by one; a CUDA graph launches them together. Each recording keeps its activations, so large ones,
@@ -14,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bronet.attack.judge import per_image
+
 Model = Callable[[Tensor], Tensor]
 Work = Callable[[], None]
 Recorder = Callable[[Work], Work]
@@ -23,6 +32,56 @@ ORDINARY_CALLS = 5
 # Recordings that are kept, and what one may keep of the device's memory.
 MOST_RECORDINGS = 4
 LARGEST_SHARE = 0.02
+# The largest entry of an image's gradient at the logits: far from the largest half (65504), and from the smallest.
+_SIZE = 256.0
+MULTIPLE = 8  # 16 bytes of half precision, what the widest loads want
+
+
+class _Gradients:
+    """Hooks of one forward pass: at the logits the gradient of each image comes to size, at the pixels back."""
+
+    factors: Tensor  # of the backward pass that is under way
+
+    def to_size(self, gradient: Tensor) -> Tensor:
+        # No factor is below the normal numbers: where those are flushed to zero, 0 / 0 would be NaN.
+        least = torch.finfo(gradient.dtype).tiny * _SIZE
+        self.factors = gradient.abs().amax(dim=1).clamp_min(least) / _SIZE
+        return gradient / self.factors[:, None]
+
+    def to_own_size(self, gradient: Tensor) -> Tensor:
+        return gradient * per_image(self.factors, gradient)
+
+
+def in_half_precision(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the model from pixels to logits, in half precision on a GPU; on a CPU, which gains nothing, as it is.
+
+    Images must not influence each other's logits, as in evaluation mode. Logits have the dtype of the pixels.
+    """
+
+    def searched(pixels: Tensor) -> Tensor:
+        seen, device = pixels.view_as(pixels), pixels.device.type
+        with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda", cache_enabled=False):
+            logits = model(seen).to(pixels.dtype)
+        if seen.requires_grad and logits.requires_grad:
+            gradients = _Gradients()
+            seen.register_hook(gradients.to_own_size)
+            logits.register_hook(gradients.to_size)
+        return logits
+
+    return searched
+
+
+def padded_to_multiple(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the model from pixels to logits, with blank images added up to the next `MULTIPLE`, and taken off again.
+
+    Images must not influence each other's logits, as in evaluation mode.
+    """
+
+    def asked(pixels: Tensor) -> Tensor:
+        blank = pixels.new_zeros(-len(pixels) % MULTIPLE, *pixels.shape[1:])
+        return model(torch.cat((pixels, blank)))[: len(pixels)]
+
+    return asked
 
 
 class Recorded:
