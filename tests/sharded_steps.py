@@ -15,13 +15,10 @@ from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.train.diagnosis import find_bad_layer
-from bronet.train.forward import TrainingForward
-from bronet.train.lookahead import Lookahead
-from bronet.train.optimizer import build_optimizer
-from bronet.train.processes import Processes, joined_processes
+from bronet.train.distributed import Processes, joined_processes
 from bronet.train.sharding import gathered, is_sharded, part_of, shard
-from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
+from bronet.train.statistics import Tally
+from bronet.train.step import TrainingForward, TrainStep
 
 STEPS = 4
 BATCH = 8
@@ -40,7 +37,7 @@ def images_and_labels(recipe: Recipe, device: torch.device) -> tuple[Tensor, Ten
 
 def trained(
     recipe: Recipe, processes: Processes, device: torch.device, *, sharded: bool
-) -> tuple[CertifiableModel, Lookahead]:
+) -> tuple[CertifiableModel, TrainStep]:
     """Take a few steps: on this process's share of the batch with a sharded network, else on all of it."""
     model = build_model(recipe.model, recipe.data.spec(), device="cpu" if sharded else device).train()
     forward = TrainingForward(model, recipe, beside=False)
@@ -50,10 +47,9 @@ def trained(
     if sharded:
         processes.centre_over_all(model)
         shard(model, forward, device)
-    optimizer = build_optimizer(recipe.optim, model.parameters())
     over = processes if sharded else None
     tally = Tally(eps=0.1, device=device, processes=over)
-    step = TrainStep(recipe, model, optimizer, tally, forward=forward, recorded=False, sharded_over=over)
+    step = TrainStep(recipe, model, tally, forward=forward, recorded=False, sharded_over=over)
     images, labels = images_and_labels(recipe, device)
     if sharded:
         images, labels = images.chunk(processes.world)[processes.rank], labels.chunk(processes.world)[processes.rank]
@@ -61,7 +57,7 @@ def trained(
         step(images, labels, number=number, learning_rate=recipe.optim.lr, emma_eps=0.1)
     assert tally.first_bad_step() is None
     assert tally.summary().images == STEPS * BATCH
-    return model, optimizer
+    return model, step
 
 
 def largest_difference(sharded: dict[str, Tensor], whole: dict[str, Tensor]) -> float:
@@ -72,11 +68,11 @@ def largest_difference(sharded: dict[str, Tensor], whole: dict[str, Tensor]) -> 
     return float(torch.stack(found).max())
 
 
-def shares(model: CertifiableModel, optimizer: Lookahead) -> list[float]:
+def shares(model: CertifiableModel, step: TrainStep) -> list[float]:
     """Return which part of parameters, gradients and optimiser state this process holds."""
     whole = sum(p.numel() for p in model.parameters())
     assert all(is_sharded(p) for p in model.parameters())
-    states = [t for name, t in optimizer.tensors().items() if name.endswith(("momentum_buffer", "exp_avg", "slow"))]
+    states = [t for name, t in step.optimizer.tensors().items() if name.endswith(("momentum", "exp_avg"))]
     return [
         sum(part_of(p).numel() for p in model.parameters()) / whole,
         sum(part_of(p.grad).numel() for p in model.parameters() if p.grad is not None) / whole,
@@ -89,19 +85,19 @@ def where_it_breaks(model: CertifiableModel, processes: Processes, recipe: Recip
     images, _ = images_and_labels(recipe, torch.device("cpu"))
     if processes.rank == 1:
         images = images * torch.nan
-    processes.centre_alone(model)
+    processes.centre_locally(model)
     return find_bad_layer(model, lambda: model(images).square().mean(), processes)
 
 
 def main() -> None:
     with joined_processes(torch.device("cpu")) as (processes, device):
         assert processes.world == 2
-        sharded, optimizer = trained(LIPCONVNET, processes, device, sharded=True)
-        whole, other = trained(LIPCONVNET, Processes(), device, sharded=False)
+        sharded, ours = trained(LIPCONVNET, processes, device, sharded=True)
+        whole, theirs = trained(LIPCONVNET, Processes(), device, sharded=False)
         report = {
             "difference": largest_difference(sharded.state_dict(), whole.state_dict()),
-            "optimizer difference": largest_difference(optimizer.tensors(), other.tensors()),
-            "shares": shares(sharded, optimizer),
+            "optimizer difference": largest_difference(ours.optimizer.tensors(), theirs.optimizer.tensors()),
+            "shares": shares(sharded, ours),
             "breaks": where_it_breaks(sharded, processes, LIPCONVNET),
         }
         sys.stdout.write(json.dumps(report) + "\n")

@@ -18,9 +18,9 @@ from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override, to_text
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
 from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
-from bronet.train.lookahead import Lookahead
-from bronet.train.optimizer import build_optimizer
-from bronet.train.tally import Tally
+from bronet.train.optimizers import Optimizer, build_optimizer
+from bronet.train.sharding import Parameters
+from bronet.train.statistics import Tally
 
 RECIPE = named_recipe("digits/quickstart")
 
@@ -31,10 +31,15 @@ def small_model(seed: int = 0, width: int = 5) -> nn.Module:
         return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
 
 
-def trained(model: nn.Module, steps: int = 3) -> Lookahead:
-    optimizer = build_optimizer(RECIPE.optim, model.parameters())
+def optimizer_of(model: nn.Module) -> Optimizer:
+    return build_optimizer(RECIPE.optim, Parameters(model.parameters()))
+
+
+def trained(model: nn.Module, steps: int = 3) -> Optimizer:
+    optimizer = optimizer_of(model)
     for _ in range(steps):
-        optimizer.zero_grad()
+        optimizer.prepare(RECIPE.optim.lr)
+        model.zero_grad()
         model(torch.linspace(-1, 1, 32).view(8, 4)).square().mean().backward()
         optimizer.step()
     return optimizer
@@ -44,14 +49,13 @@ def empty_tally() -> torch.Tensor:
     return Tally(eps=0.1, device="cpu").sums
 
 
-def write(path: Path, model: nn.Module, optimizer: Lookahead) -> None:
-    save_checkpoint(path, model, optimizer, Progress(3, 1.25, empty_tally()), recipe=RECIPE)
+def write(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    save_checkpoint(path, model, {"optimizer": optimizer}, Progress(3, 1.25, empty_tally()), recipe=RECIPE)
 
 
 def restore(path: Path, model: nn.Module | None = None) -> Progress:
     model = model or small_model()
-    optimizer = build_optimizer(RECIPE.optim, model.parameters())
-    return load_checkpoint(path, model, optimizer, recipe=RECIPE, tally=empty_tally())
+    return load_checkpoint(path, model, {"optimizer": optimizer_of(model)}, recipe=RECIPE, tally=empty_tally())
 
 
 @pytest.fixture
@@ -79,8 +83,8 @@ def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     optimizer = trained(model)
     write(path, model, optimizer)
     other = small_model(seed=1)
-    restored = build_optimizer(RECIPE.optim, other.parameters())
-    progress = load_checkpoint(path, other, restored, recipe=RECIPE, tally=empty_tally())
+    restored = optimizer_of(other)
+    progress = load_checkpoint(path, other, {"optimizer": restored}, recipe=RECIPE, tally=empty_tally())
     assert (progress.step, progress.seconds) == (3, 1.25)
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
@@ -137,14 +141,40 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, checkpoint: Path) -> 
 def test_a_checkpoint_of_another_recipe_is_refused_with_the_differences(checkpoint: Path) -> None:
     other = override(RECIPE, ["optim.lr=0.5", "train.seed=9"])
     model = small_model()
-    optimizer = build_optimizer(other.optim, model.parameters())
+    parts = {"optimizer": optimizer_of(model)}
     with pytest.raises(BronetError, match=r"optim\.lr: \S+ -> 0\.5, train\.seed: 0 -> 9"):
-        load_checkpoint(checkpoint, model, optimizer, recipe=other, tally=empty_tally())
+        load_checkpoint(checkpoint, model, parts, recipe=other, tally=empty_tally())
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint: Path) -> None:
     with pytest.raises(BronetError, match=r"0\.bias in .* must have shape \(6,\), got \(5,\)"):
         restore(checkpoint, small_model(width=6))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"optimizer.0.exp_avg": None}, "lacks 1 .* optimizer.0.exp_avg"),
+        ({"optimizer.9.exp_avg": torch.zeros(2)}, "holds 1 .* optimizer.9.exp_avg"),
+        ({"lookahead.0.slow": torch.zeros(5, 4)}, "holds 1 .* lookahead.0.slow"),
+        ({"optimizer.0.exp_avg": torch.zeros(2)}, r"optimizer.0.exp_avg in .* must have shape \(5, 4\), got \(2,\)"),
+        ({"other": torch.zeros(2)}, "holds 1 .* other"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+    checkpoint: Path, change: dict[str, torch.Tensor | None], words: str
+) -> None:
+    with safe_open(checkpoint, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {name: tensor for name, tensor in (load_file(checkpoint) | change).items() if tensor is not None}
+    save_file(tensors, checkpoint, metadata={"bronet": metadata["bronet"]})
+    model = small_model(seed=1)
+    optimizer = trained(model, steps=1)
+    before = [tensor.clone() for tensor in (*model.state_dict().values(), *optimizer.tensors().values())]
+    with pytest.raises(BronetError, match=words):
+        load_checkpoint(checkpoint, model, {"optimizer": optimizer}, recipe=RECIPE, tally=empty_tally())
+    after = (*model.state_dict().values(), *optimizer.tensors().values())
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +237,8 @@ def test_weights_may_be_loaded_into_a_model_of_higher_precision(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"0.weight": None}, "lacks 1 tensors of this model, the first is 0.weight"),
-        ({"extra": torch.zeros(1)}, "holds 1 tensors this model has not, the first is extra"),
+        ({"0.weight": None}, "lacks 1 tensors .* 0.weight"),
+        ({"extra": torch.zeros(1)}, "holds 1 tensors .* extra"),
         ({"0.bias": torch.zeros(7)}, r"0.bias in .* must have shape \(5,\), got \(7,\)"),
         ({"0.bias": torch.zeros(5, dtype=torch.int64)}, "0.bias in .* must hold torch.float32 numbers"),
         ({"0.bias": torch.full((5,), torch.nan)}, "0.bias in .* must be finite"),

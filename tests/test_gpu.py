@@ -15,9 +15,8 @@ from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import symmetric_inverse
 from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.recipe import named_recipe, override
-from bronet.train.optimizer import optimizer_for
+from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
 from bronet.train.teacher import new_teacher
 
 pytestmark = [
@@ -83,11 +82,12 @@ def test_inverse_of_a_large_condition_leaves_reflectors_orthogonal(tf32: bool) -
 
 
 def test_fused_nadam_equals_torch() -> None:
-    from bronet.train.nadam import FusedNAdam
+    from bronet.train.optimizers import FusedNAdam
+    from bronet.train.sharding import Parameters
 
     start = draw(33, 65)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    fused = FusedNAdam([ours], lr=1e-2, weight_decay=1e-2)
+    fused = FusedNAdam(Parameters([ours]), lr=1e-2, weight_decay=1e-2)
     reference = torch.optim.NAdam([theirs], lr=1e-2, weight_decay=1e-2)
     for step in range(12):
         ours.grad, theirs.grad = draw(33, 65, seed=step), draw(33, 65, seed=step)
@@ -120,7 +120,6 @@ def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookah
         step = TrainStep(
             recipe,
             model,
-            optimizer_for(recipe.optim, model),
             tally,
             recorded=recorded,
             teacher=new_teacher(recipe, torch.device("cuda")),

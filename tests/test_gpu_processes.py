@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from bronet.recipe import named_recipe, override
-from bronet.train.nadam import FusedNAdam
-from bronet.train.processes import BACKENDS, Processes
+from bronet.train.distributed import BACKENDS, Processes
+from bronet.train.optimizers import FusedNAdam
 from sharded_steps import largest_difference, trained
 
 pytestmark = [
@@ -43,7 +43,7 @@ def test_a_sharded_network_trains_like_a_whole_one(precision: str, backbone: str
     values = [f"train.precision={precision}", f"model.backbone={backbone}", "model.width=16", "model.depth=2"]
     recipe = override(named_recipe("digits/quickstart"), values)
     device = torch.device("cuda", 0)
-    sharded, optimizer = trained(recipe, ALONE, device, sharded=True)
+    sharded, sharded_step = trained(recipe, ALONE, device, sharded=True)
     whole, _ = trained(recipe, ALONE, device, sharded=False)
-    assert isinstance(optimizer.optimizer, FusedNAdam)
+    assert isinstance(sharded_step.optimizer, FusedNAdam)
     assert largest_difference(sharded.state_dict(), whole.state_dict()) < (1e-3 if precision == "float32" else 0.1)

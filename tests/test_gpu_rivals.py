@@ -9,9 +9,8 @@ from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train.optimizer import build_optimizer
+from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +44,7 @@ def test_training_steps_run_recorded_or_not_and_stay_finite(kind: str) -> None:
     model = build_model(architecture, spec, device="cuda").train()
     recipe = named_recipe("cifar10/lipconvnet-5-32")
     tally = Tally(eps=0.1, device="cuda")
-    step = TrainStep(recipe, model, build_optimizer(recipe.optim, model.parameters()), tally)
+    step = TrainStep(recipe, model, tally)
     images, labels = torch.rand(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
     for number in range(6):  # the first few are ordinary, then a graph is recorded and replayed
         step(images, labels, number=number, learning_rate=0.01, emma_eps=0.1)

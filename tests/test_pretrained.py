@@ -145,7 +145,7 @@ HOSTILE = {
     "hash": (_json(lambda config: config.update(weights_sha256="0")), "its bytes differ"),
     "depth": (_json(_deeper), "one recipe, but model.depth differs"),
     "missing": (_weights(lambda tensors: tensors.pop("head.bias")), "lacks 1 tensors"),
-    "extra": (_weights(lambda tensors: tensors.update(more=torch.zeros(1))), "tensors this model has not"),
+    "extra": (_weights(lambda tensors: tensors.update(more=torch.zeros(1))), "tensors that do not belong there"),
     "shape": (_weights(lambda tensors: tensors.update({"head.bias": torch.zeros(3)})), "must have shape"),
     "integers": (
         _weights(lambda tensors: tensors.update({"head.bias": torch.zeros(10, dtype=torch.int64)})),

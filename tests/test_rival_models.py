@@ -11,7 +11,7 @@ from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
 from bronet.recipe.text import from_text, to_text
-from bronet.train.forward import TrainingForward
+from bronet.train.step import TrainingForward
 
 COUNTS = [  # millions of parameters in Tables 1 and 3
     ("soc-20", "cifar10", 27),

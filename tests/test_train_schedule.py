@@ -5,7 +5,8 @@ import math
 import pytest
 
 from bronet.recipe import LossRecipe, OptimRecipe, parse_budget
-from bronet.train.schedule import emma_budget, learning_rate
+from bronet.train.optimizers import learning_rate
+from bronet.train.step import emma_budget
 
 STEPS_PER_EPOCH = 10
 EPOCHS = 100

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, override
 from bronet.run.folder import create_run
-from bronet.train.interrupt import Interrupted
-from bronet.train.loop import fit
-from bronet.train.optimizer import optimizer_for
-from bronet.train.processes import Processes
-from bronet.train.run import train
+from bronet.train.display import Display
+from bronet.train.distributed import Processes
+from bronet.train.images import held_out_set
+from bronet.train.loop import fit, training_loop
+from bronet.train.session import Interrupted
+from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
-from bronet.train.teacher import Lesson, Teacher, lessons, new_teacher
-from bronet.train.training_set import held_out_set
+from bronet.train.teacher import Lessons, Teacher, new_teacher
+from bronet.train.training_run import train
 from tiny_run import build, digits, tiny_recipe
 from torchrun import together
 
@@ -33,16 +33,30 @@ def recipe_with(*settings: str) -> Recipe:
     return tiny_recipe("train.epochs=2", *settings)
 
 
-def taught(recipe: Recipe) -> tuple[Teacher, list[Lesson]]:
-    teacher = new_teacher(recipe, CPU)
-    assert teacher is not None
-    return teacher, list(lessons(teacher, recipe, digits(recipe), Processes()))
+class Lines(Display):
+    """Keeps the lines of finished epochs."""
+
+    def __init__(self) -> None:
+        self.epochs: list[str] = []
+
+    def epoch(self, line: str) -> None:
+        self.epochs.append(line)
+
+
+def teach(teacher: Teacher, recipe: Recipe) -> list[str]:
+    """Train a teacher and return what was shown of its epochs."""
+    batches, shown = digits(recipe), Lines()
+    lessons = Lessons(teacher, recipe, batches, Processes(), display=shown, run=Path("run"))
+    training_loop(lessons, batches.between(0, lessons.total_steps), steps_per_epoch=batches.steps_per_epoch)
+    assert f"{lessons.finish():.1%}" in shown.epochs[-1]
+    return shown.epochs
 
 
 def test_a_teacher_learns_what_it_was_not_shown() -> None:
     recipe = recipe_with("loss.teacher=1", "loss.teacher_epochs=4")
-    teacher, given = taught(recipe)
-    assert [lesson.epoch for lesson in given if lesson.ends_epoch] == [1, 2, 3, 4]
+    teacher = new_teacher(recipe, CPU)
+    assert teacher is not None
+    assert [line.split()[1] for line in teach(teacher, recipe)] == ["1/4", "2/4", "3/4", "4/4"]
     unseen = held_out_set(recipe.data).subset(torch.arange(300))
     targets = teacher.targets(unseen.images.float() / recipe.data.spec().scale, unseen.labels, share=1.0)
     accuracy = (targets.argmax(dim=1) == unseen.labels).float().mean()
@@ -87,7 +101,7 @@ def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
 
     def gradient(recipe: Recipe, labels: torch.Tensor, teacher: Teacher | None) -> torch.Tensor:
         model = build(recipe).train()
-        step = TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU), teacher=teacher)
+        step = TrainStep(recipe, model, Tally(eps=0.1, device=CPU), teacher=teacher)
         step(batch.pixels, labels, number=0, learning_rate=0.0, emma_eps=0.1)
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -101,7 +115,7 @@ def test_a_step_wants_a_teacher_exactly_where_the_recipe_has_one() -> None:
     recipe = recipe_with(*TAUGHT)
     model = build(recipe)
     with pytest.raises(BronetError, match=r"loss\.teacher must be 0 without a teacher .* got 0\.5 and none"):
-        TrainStep(recipe, model, optimizer_for(recipe.optim, model), Tally(eps=0.1, device=CPU))
+        TrainStep(recipe, model, Tally(eps=0.1, device=CPU))
 
 
 def test_a_share_of_zero_changes_no_bit(tmp_path: Path) -> None:
@@ -175,8 +189,9 @@ def test_a_teacher_that_cannot_be_is_refused(settings: list[str], complaint: str
 
 
 def test_a_batch_of_one_cannot_be_normalised() -> None:
+    recipe = recipe_with(*TAUGHT, "train.batch_size=1")
     with pytest.raises(BronetError, match=r"train\.batch_size must be at least 2 for every process .* got 1 for 1"):
-        taught(recipe_with(*TAUGHT, "train.batch_size=1"))
+        teach(Teacher(1, 10), recipe)
 
 
 def test_a_teacher_that_diverges_is_reported() -> None:
@@ -185,4 +200,4 @@ def test_a_teacher_that_diverges_is_reported() -> None:
     assert teacher is not None
     teacher.head.weight.fill_(torch.inf)
     with pytest.raises(BronetError, match="logits of the teacher must stay finite, got NaN or infinity by step 5"):
-        list(lessons(teacher, recipe, digits(recipe), Processes()))
+        teach(teacher, recipe)

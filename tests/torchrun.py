@@ -60,6 +60,6 @@ def largest_difference(first: Path, second: Path, name: str = "model.safetensors
     differences = [
         (left[key] - right[key]).abs().max() / left[key].abs().max().clamp_min(1e-6)
         for key in left
-        if not key.startswith("optimizer.state.") and key != "tally"
+        if not key.startswith("optimizer.") and key != "tally"
     ]
     return float(torch.stack(differences).max())

@@ -23,7 +23,7 @@ alike.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from bronet.certificates import prove
-from bronet.data import ImageSet, generator_for, load_dataset
+from bronet.data import Batch, ImageSet, generator_for, load_dataset
 from bronet.errors import BronetError
 from bronet.losses import logit_annealing, ramp
 from bronet.models import CertifiableModel, build_model
@@ -42,6 +42,7 @@ from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import check_seed
 from bronet.report.curve import LIGHT, style
+from bronet.train.loop import Learner, training_loop
 
 LIPSCHITZ = tuple(4.0**k for k in range(2, -5, -1))
 NETWORK = StackArchitecture(layer="bro", widths=(16, 16, 32), kernels=(3, 3, 3), strides=(1, 2, 1))
@@ -130,18 +131,31 @@ def _with_noise(images: ImageSet, share: float, seed: int) -> ImageSet:
 def _trained(images: ImageSet, lipschitz: float, setting: TheoremSetting) -> tuple[CertifiableModel, float]:
     """Return a network and the factor with which its margins have the Lipschitz constant, proved, at most."""
     model = build_model(NETWORK, dataset_spec("digits"), seed=setting.seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    training_loop(_ScaledNetwork(model, lipschitz), _batches(images, setting), steps_per_epoch=setting.steps)
+    network = prove(model.eval())
+    return model, lipschitz / (network.lipschitz * float(network.head.gaps.max()))
+
+
+def _batches(images: ImageSet, setting: TheoremSetting) -> Iterator[Batch]:
     for step in range(setting.steps):
         index = torch.randperm(len(images), generator=generator_for(setting.seed, "theorem1", step))[: setting.batch]
+        yield Batch(images.pixels(index), images.labels[index])
+
+
+class _ScaledNetwork(Learner):
+    """A network that learns by Adam, its outputs scaled so that its margins have a given Lipschitz constant."""
+
+    def __init__(self, model: CertifiableModel, lipschitz: float) -> None:
+        self.model, self.lipschitz = model, lipschitz
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+
+    def step(self, batch: Batch, number: int) -> None:
         # The reflectors are 1-Lipschitz, so the head's gaps alone are the margins' constant in training.
-        scale = lipschitz / model.head.gaps().detach().max()
-        loss = logit_annealing(scale * model(images.pixels(index)), images.labels[index])
-        optimizer.zero_grad()
+        scale = self.lipschitz / self.model.head.gaps().detach().max()
+        loss = logit_annealing(scale * self.model(batch.pixels), batch.labels)
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-    model.eval()
-    network = prove(model)
-    return model, lipschitz / (network.lipschitz * float(network.head.gaps.max()))
+        self.optimizer.step()
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -1,23 +1,26 @@
 """Training for a given time instead of a given number of epochs: what an equal-budget comparison needs.
 
-It takes the recipe's own steps (`bronet.train.step`); only the schedule differs: the learning rate follows half a
-cosine of the time used, and EMMA's budget grows over the first half of it. A fast layer so takes more steps. Two runs
-of the same seconds need not take the same steps; with a number of steps instead of seconds they do.
+It takes the recipe's own steps (`bronet.train.step`) in the one loop (`bronet.train.loop`); only the schedule differs:
+the learning rate follows half a cosine of the time used, and EMMA's budget grows over the first half of it. So a fast
+layer takes more steps. Two runs of the same seconds need not take the same steps; with a number of steps instead of
+seconds they do.
 """
 
 import math
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from bronet.data import ImageSet, augment, epoch_order, generator_for, steps_per_epoch
+from bronet.data import Batch, ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
-from bronet.train.optimizer import optimizer_for
+from bronet.train.loop import Learner, training_loop
+from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
 
 # Steps between two looks at the clock on a GPU, where each look waits for the device.
 _LOOK_EVERY = 8
@@ -54,48 +57,61 @@ class Spent:
 
 def train_for(model: CertifiableModel, recipe: Recipe, images: ImageSet, budget: Budget) -> Spent:
     """Train the model in place until the budget is used; images lie on the model's device."""
-    device = images.images.device
-    tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device)
-    step = TrainStep(recipe, model.train(), optimizer_for(recipe.optim, model), tally)
-    taken, epoch, used = 0, 0, 0.0
-    batch = recipe.train.batch_size
-    count = steps_per_epoch(len(images), batch)
-    start = time.perf_counter()
-    while used < 1:
-        tally.reset()
-        order = epoch_order(len(images), seed=recipe.train.seed, epoch=epoch)
-        for chosen in order[: count * batch].split(batch):
-            _one_step(step, recipe, images, chosen, number=taken, used=used)
-            taken += 1
-            if device.type == "cuda" and taken % _LOOK_EVERY == 0:
-                torch.cuda.synchronize(device)
-            used = budget.used(steps=taken, seconds=time.perf_counter() - start)
-            if used >= 1:
-                break
-        epoch += 1
-        if tally.first_bad_step() is not None:
-            raise BronetError(f"loss must stay finite, got NaN or infinity within {taken} steps; lower optim.lr")
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - start
-    epochs = taken * recipe.train.batch_size / len(images)
-    return Spent(taken, epochs, seconds, tally.summary().loss)
+    batches = MixedBatches(recipe, ResidentStream(images), device=images.images.device)
+    training = _TimedTraining(model, recipe, budget)
+    training_loop(training, training.within_budget(batches), steps_per_epoch=batches.steps_per_epoch)
+    seconds = training.seconds()
+    training.check_finite()
+    epochs = training.steps * recipe.train.batch_size / len(images)
+    return Spent(training.steps, epochs, seconds, training.loss())
 
 
-def _one_step(
-    step: TrainStep, recipe: Recipe, images: ImageSet, chosen: torch.Tensor, *, number: int, used: float
-) -> None:
-    device = images.images.device
-    chosen = chosen.to(device)
-    generator = generator_for(recipe.train.seed, "augment", number, device=device)
-    stored = augment(images.images[chosen], generator, recipe.data)
-    first, last = parse_budget(recipe.loss.emma_start_eps), parse_budget(recipe.loss.emma_eps)
-    ramp = min(1.0, used / recipe.loss.emma_ramp) if recipe.loss.emma_ramp > 0 else 1.0
-    rate = recipe.optim.lr * (1 + math.cos(math.pi * min(1.0, used))) / 2
-    step(
-        stored.float() / images.scale,
-        images.labels[chosen],
-        number=number,
-        learning_rate=rate,
-        emma_eps=first + (last - first) * ramp,
-    )
+class _TimedTraining(Learner):
+    """A recipe's network while it learns within a budget."""
+
+    def __init__(self, model: CertifiableModel, recipe: Recipe, budget: Budget) -> None:
+        self.recipe, self.budget, self.device = recipe, budget, next(model.parameters()).device
+        self.tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=self.device)
+        self.train_step = TrainStep(recipe, model.train(), self.tally)
+        self.steps, self.used, self.last_loss = 0, 0.0, math.nan
+        self.start = time.perf_counter()
+
+    def within_budget(self, batches: MixedBatches) -> Iterator[Batch]:
+        """Yield batches as long as the budget is not used."""
+        coming = batches.between(0, sys.maxsize)
+        while True:
+            if self.device.type == "cuda" and self.steps % _LOOK_EVERY == 0:
+                torch.cuda.synchronize(self.device)
+            self.used = self.budget.used(steps=self.steps, seconds=time.perf_counter() - self.start)
+            if self.steps and self.used >= 1:
+                return
+            yield next(coming)
+
+    def step(self, batch: Batch, number: int) -> None:
+        optim, loss = self.recipe.optim, self.recipe.loss
+        first, last = parse_budget(loss.emma_start_eps), parse_budget(loss.emma_eps)
+        ramp = min(1.0, self.used / loss.emma_ramp) if loss.emma_ramp > 0 else 1.0
+        rate = optim.lr * (1 + math.cos(math.pi * min(1.0, self.used))) / 2
+        eps = first + (last - first) * ramp
+        self.train_step(batch.pixels, batch.labels, number=number, learning_rate=rate, emma_eps=eps)
+        self.steps = number + 1
+
+    def end_epoch(self, epoch: int) -> None:
+        self.check_finite()
+        self.last_loss = self.tally.summary().loss
+        self.tally.reset()
+
+    def check_finite(self) -> None:
+        if self.tally.first_bad_step() is not None:
+            raise BronetError(f"loss must stay finite, got NaN or infinity within {self.steps} steps; lower optim.lr")
+
+    def seconds(self) -> float:
+        """Return the seconds since training began, the device's work included."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - self.start
+
+    def loss(self) -> float:
+        """Return the mean loss of the last epoch that was begun."""
+        summary = self.tally.summary()
+        return summary.loss if summary.images else self.last_loss

@@ -22,9 +22,8 @@ from bronet.layers import frozen
 from bronet.layers.execution import Beside
 from bronet.models import build_model
 from bronet.recipe import Recipe, override
-from bronet.train.optimizer import optimizer_for
+from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.tally import Tally
 from bronet.train.teacher import new_teacher
 
 TRAINING, INFERENCE = "training step", "inference"
@@ -172,8 +171,7 @@ def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.T
 def _training(recipe: Recipe, name: str, device: torch.device, repeats: int) -> TimingRow:
     forget_earlier_memory(device)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
-    optimizer = optimizer_for(recipe.optim, model)
-    step = TrainStep(recipe, model, optimizer, Tally(eps=0.1, device=device), teacher=new_teacher(recipe, device))
+    step = TrainStep(recipe, model, Tally(eps=0.1, device=device), teacher=new_teacher(recipe, device))
     pixels, labels = _inputs(recipe, device)
 
     def once() -> None:

@@ -57,7 +57,7 @@ class Normalization(LipschitzLayer):
         return 1 / self.std
 
 
-def alone(mean: Tensor) -> Tensor:
+def local_mean(mean: Tensor) -> Tensor:
     """Return the mean over the batch in the one process that has all of it: its own."""
     return mean
 
@@ -78,7 +78,7 @@ class Centring(LipschitzLayer):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
         self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
-        self.mean_over_all = alone
+        self.mean_over_all = local_mean
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.bias.numel(), "Centring")
@@ -111,7 +111,7 @@ def _channel_mean(x: Tensor) -> Tensor:
 class Bias(LipschitzLayer):
     """x -> x + bias per channel."""
 
-    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(alone)
+    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(local_mean)
 
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

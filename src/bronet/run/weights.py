@@ -165,9 +165,9 @@ def check_names(path: Path, found: Iterable[str], wanted: Iterable[str]) -> None
     """Refuse a file that lacks a wanted tensor or holds another one."""
     found, wanted = set(found), set(wanted)
     if missing := wanted - found:
-        raise BronetError(f"{path} lacks {len(missing)} tensors of this model, the first is {min(missing)}")
+        raise BronetError(f"{path} lacks {len(missing)} tensors that it must hold, the first is {min(missing)}")
     if extra := found - wanted:
-        raise BronetError(f"{path} holds {len(extra)} tensors this model has not, the first is {min(extra)}")
+        raise BronetError(f"{path} holds {len(extra)} tensors that do not belong there, the first is {min(extra)}")
 
 
 def check_shape(path: Path, name: str, found: Tensor, wanted: Tensor) -> None:

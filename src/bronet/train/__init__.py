@@ -1,8 +1,8 @@
 """Training: one visible loop, its optimisers and schedules, and checkpoints."""
 
-from bronet.train.interrupt import Interrupted
-from bronet.train.run import RunOptions, train
-from bronet.train.training_set import held_out_set, training_set
+from bronet.train.images import held_out_set, training_set
+from bronet.train.session import Interrupted
+from bronet.train.training_run import RunOptions, train
 
 __all__ = [
     "Interrupted",

@@ -1,11 +1,9 @@
-"""The running average of the weights (EMA), for evaluation: not in the paper, an option of the recipe.
+"""Weights that follow the trained ones: Lookahead's slow weights, and the running average that a run can end with.
 
-After every step the average moves the share 1 - decay towards the model's weights and running means. Any values give
-1-Lipschitz layers, so the average of two networks is certified like any other. Vectors of power iteration start at
-random and long: an average of them is no norm's, so they are found anew for the averaged kernels.
+Any values give 1-Lipschitz layers, so an average of networks is certified like any other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -13,14 +11,54 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
-from bronet.train.sharding import cut, part_of, spread
+from bronet.train.sharding import Parameters, copy_wholes, part_of, spread
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""
 
 
+class Lookahead:
+    """Lookahead (Zhang et al., 2019), as App. B.5 trains BRONet: slow weights beside those that an optimiser steps on.
+
+    After every `steps` steps the slow weights move the share `alpha` towards the fast ones, and the fast weights
+    restart from there. The optimiser's momentum is kept, as in the published code. The model always holds the fast
+    weights.
+    """
+
+    def __init__(self, parameters: Parameters, *, steps: int, alpha: float) -> None:
+        if steps < 1:
+            raise BronetError(f"Lookahead's steps must be at least 1, got {steps}")
+        if not 0 <= alpha <= 1:
+            raise BronetError(f"Lookahead's alpha must lie in [0, 1], got {alpha}")
+        self.parameters, self.steps, self.alpha = parameters, steps, alpha
+        self.fast = [part.detach() for part in parameters.parts]
+        self.slow = [fast.clone() for fast in self.fast]
+        self.taken = torch.zeros((), dtype=torch.int64)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Count a step; after every `steps` of them move the slow weights and restart the fast ones there."""
+        self.taken += 1
+        if int(self.taken) % self.steps == 0:
+            torch._foreach_lerp_(self.slow, self.fast, self.alpha)
+            torch._foreach_copy_(self.fast, self.slow)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the slow weights, sharded where the parameters are, and the number of steps taken."""
+        return self.parameters.like_wholes("slow", self.slow) | {"taken": self.taken}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, given as wholes."""
+        copy_wholes(tensors, into=self.tensors())
+
+
 class WeightAverage:
-    """An exponential average of the parameters and buffers of a model."""
+    """An exponential average (EMA) of the parameters and buffers of a model: not in the paper, an option of the recipe.
+
+    After every step the average moves the share 1 - decay towards the model's weights and running means. Vectors of
+    power iteration start at random and long: an average of them is no norm's, so they are found anew for the averaged
+    kernels.
+    """
 
     def __init__(self, model: CertifiableModel, *, decay: float) -> None:
         self.model, self.decay = model, decay
@@ -29,7 +67,7 @@ class WeightAverage:
         self.average = [tensor.clone() for tensor in self.current]
 
     @torch.no_grad()
-    def update(self) -> None:
+    def after_step(self) -> None:
         """Take the model's present weights into the average."""
         torch._foreach_lerp_(self.average, self.current, 1 - self.decay)
 
@@ -55,11 +93,6 @@ class WeightAverage:
             with torch.no_grad():
                 torch._foreach_copy_(self.current, trained)
 
-    @torch.no_grad()
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes; nothing changes if a name or a shape does not fit."""
-        for name, tensor in self.averaged.items():
-            if name not in tensors or tensors[name].shape != tensor.shape:
-                raise BronetError(f"average of {name} is missing or of another shape: was train.ema_decay 0 then?")
-        for (name, tensor), average in zip(self.averaged.items(), self.average, strict=True):
-            average.copy_(cut(tensors[name], tensor))
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, given as wholes."""
+        copy_wholes(tensors, into=self.tensors())

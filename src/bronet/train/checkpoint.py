@@ -1,31 +1,48 @@
 """The whole state of a training run in one safetensors file, from which it resumes to the same bits on a CPU.
 
-It holds weights, their average if there is one, optimiser state, Lookahead's slow weights, the tally of the
-running epoch and the step.
-There is no random state, because every draw follows from (seed, purpose, epoch, step). Bits on a GPU may
-differ.
+It holds weights, their average if there is one, the optimiser's state, Lookahead's slow weights, the tally of the
+running epoch and the step. There is no random state, because every draw follows from (seed, purpose, epoch, step). Bits
+on a GPU may differ.
+
+Of the last few checkpoints of a run, the newest has its own name, older ones are numbered by their step. A new one is
+written whole before an old one goes, so at every moment at least one is usable.
 """
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, flatten, from_text, to_text
 from bronet.records import as_plain
-from bronet.run.weights import fitting, read_tensors, save_weights, write_tensors
-from bronet.train.average import WeightAverage
-from bronet.train.lookahead import Lookahead
-from bronet.train.sharding import cut, gathered, part_of
+from bronet.run.folder import RunFolder
+from bronet.run.weights import check_names, check_shape, fitting, read_tensors, save_weights, write_tensors
+from bronet.train.distributed import Processes
+from bronet.train.sharding import copy_wholes, gathered
+from bronet.train.statistics import Tally
 
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
-MODEL, OPTIMIZER, AVERAGE, TALLY = "model.", "optimizer.", "average.", "tally"
+MODEL, TALLY = "model", "tally"
 LONGEST_NUMBER = 24
 MOST_KEYS_SHOWN = 5
+STEP_DIGITS = 9
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A part of the training state besides the model, such as the optimiser."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by name; the same names and shapes at every step."""
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, given as wholes."""
 
 
 class Progress(NamedTuple):
@@ -36,33 +53,96 @@ class Progress(NamedTuple):
     tally: Tensor
 
 
+@dataclass
+class Checkpoints:
+    """The checkpoints of a run, as many as its recipe keeps.
+
+    Only the first process writes; all read the same file, so after a restart every process stands at the same step.
+    """
+
+    run: RunFolder
+    recipe: Recipe
+    model: nn.Module
+    parts: Mapping[str, Stored]
+    tally: Tally
+    processes: Processes
+    saved_step: int = 0
+
+    def save(self, step: int, seconds: float) -> None:
+        """Write the state after `step` steps."""
+        progress = Progress(step, seconds, self.tally.total())
+        keep, is_main = self.recipe.train.keep_checkpoints, self.processes.is_main
+        if is_main and keep > 1 and self.saved_step != step:
+            self._set_aside()
+        path = self.run.checkpoint
+        save_checkpoint(path, self.model, self.parts, progress, recipe=self.recipe, writes=is_main)
+        if is_main:
+            for old in older_checkpoints(self.run)[keep - 1 :]:
+                old.unlink(missing_ok=True)
+        self.saved_step = step
+
+    def restore(self, *, total_steps: int) -> tuple[int, float]:
+        """Load the newest checkpoint that can be read and return the steps taken and the seconds spent.
+
+        A damaged one is passed over if there is an older one; one of another recipe is refused.
+        """
+        paths = [path for path in (self.run.checkpoint, *older_checkpoints(self.run)) if path.exists()]
+        if not paths:
+            return 0, 0.0
+        for path in paths:
+            try:
+                progress = load_checkpoint(path, self.model, self.parts, recipe=self.recipe, tally=self.tally.sums)
+                break
+            except BronetError:
+                if path == paths[-1]:
+                    raise
+        if progress.step > total_steps:
+            raise BronetError(f"step in {path} must be at most {total_steps}, got {progress.step}")
+        if self.processes.is_main:  # the tally is of all processes: one of them goes on with it
+            self.tally.sums.copy_(progress.tally)
+        self.saved_step = progress.step
+        return progress.step, progress.seconds
+
+    def _set_aside(self) -> None:
+        """Give the present checkpoint a number of its own.
+
+        If one has that number, the run was resumed from it, and the present checkpoint is the same or damaged.
+        """
+        present = self.run.checkpoint
+        numbered = self.run.path / f"checkpoint-{self.saved_step:0{STEP_DIGITS}d}.safetensors"
+        if not present.exists() or numbered.exists():
+            return
+        try:
+            os.link(present, numbered)
+        except OSError as error:
+            raise BronetError(
+                f"could not keep {present} as {numbered} ({error}); set train.keep_checkpoints=1"
+            ) from None
+
+
+def older_checkpoints(run: RunFolder) -> list[Path]:
+    """Return the numbered checkpoints, newest first."""
+    return sorted(run.path.glob(f"checkpoint-{'[0-9]' * STEP_DIGITS}.safetensors"), reverse=True)
+
+
 def save_checkpoint(
     path: Path,
     model: nn.Module,
-    optimizer: Lookahead,
+    parts: Mapping[str, Stored],
     progress: Progress,
     *,
     recipe: Recipe,
-    average: WeightAverage | None = None,
     writes: bool = True,
 ) -> None:
     """Write the training state atomically: a failure leaves the previous checkpoint as it was.
 
     Of a run's processes one `writes`; where the model is sharded, all must call this.
     """
-    tensors = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
-    tensors |= {OPTIMIZER + name: tensor for name, tensor in optimizer.tensors().items()}
-    tensors |= {AVERAGE + name: tensor for name, tensor in (average.tensors() if average else {}).items()}
-    tensors[TALLY] = progress.tally
+    tensors = _named(MODEL, model.state_dict()) | _state(parts) | {TALLY: progress.tally}
     tensors = gathered(tensors, kept=writes)
-    if not writes:
-        return
-    metadata = {
-        "recipe": to_text(recipe),
-        "step": str(progress.step),
-        "seconds": repr(progress.seconds),
-    }
-    write_tensors(path, KIND, tensors, metadata)
+    if writes:
+        metadata = {"recipe": to_text(recipe), "step": str(progress.step), "seconds": repr(progress.seconds)}
+        write_tensors(path, KIND, tensors, metadata)
 
 
 def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = True) -> None:
@@ -76,15 +156,9 @@ def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = T
 
 
 def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: Lookahead,
-    *,
-    recipe: Recipe,
-    tally: Tensor,
-    average: WeightAverage | None = None,
+    path: Path, model: nn.Module, parts: Mapping[str, Stored], *, recipe: Recipe, tally: Tensor
 ) -> Progress:
-    """Restore model and optimiser in place and return the progress.
+    """Restore model and parts in place and return the progress; nothing changes if a name or a shape does not fit.
 
     The recipe must be the one the checkpoint was made with; the differing settings are named otherwise.
     `tally` shows the shape of a tally; it is not changed.
@@ -95,25 +169,30 @@ def load_checkpoint(
     stored_tally = tensors.pop(TALLY, None)
     if stored_tally is None or stored_tally.shape != tally.shape or stored_tally.dtype != tally.dtype:
         raise BronetError(f"{path} must be a bronet checkpoint file, but its tally is missing or damaged")
-    weights, averaged = _below(MODEL, tensors), _below(AVERAGE, tensors)
-    state = {name.removeprefix(OPTIMIZER): t for name, t in tensors.items() if not name.startswith((MODEL, AVERAGE))}
-    _copy_into(model, weights, path)
-    optimizer.load_tensors(state, steps_taken=int(step))
-    if average is not None:
-        average.load_tensors(averaged)
+    current = model.state_dict()
+    weights = fitting(_below(MODEL, tensors), current, path)
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
+    wanted = _state(parts)
+    check_names(path, found, wanted)
+    for name, tensor in found.items():
+        check_shape(path, name, tensor, wanted[name])
+    copy_wholes(weights, into=current)
+    for name, part in parts.items():
+        part.load_tensors(_below(name, found))
     return Progress(int(step), seconds, stored_tally.to(tally.device))
 
 
-@torch.no_grad()
-def _copy_into(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Copy whole tensors into the model, of which this process may hold a part, all or none."""
-    state = model.state_dict()
-    for name, tensor in fitting(weights, state, path).items():
-        part_of(state[name]).copy_(cut(tensor, state[name]))
+def _state(parts: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """Return the tensors of all parts, each below the name of its part."""
+    return {key: tensor for name, part in parts.items() for key, tensor in _named(name, part.tensors()).items()}
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{part}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
 
 
 def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:

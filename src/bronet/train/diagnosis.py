@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe
-from bronet.train.processes import Processes
+from bronet.train.distributed import Processes
 from bronet.train.sharding import is_sharded, part_of
 
 Loss = Callable[[], Tensor]
@@ -82,12 +82,12 @@ def _norm(gradient: Tensor, processes: Processes) -> float:
 def _watched(model: CertifiableModel, seen: list[str]) -> Iterator[None]:
     """Write down the layers, in the order of the forward pass, whose outputs are not finite."""
 
-    def look(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+    def check_finite(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         if not bool(output.isfinite().all()):
             seen.append(name)
 
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LipschitzLayer)]
-    handles = [layer.register_forward_hook(partial(look, name)) for name, layer in layers]
+    handles = [layer.register_forward_hook(partial(check_finite, name)) for name, layer in layers]
     try:
         yield
     finally:

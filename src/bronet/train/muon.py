@@ -7,21 +7,23 @@ recorded step can be replayed.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import NAdam, Optimizer
 
 from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
 from bronet.models import CertifiableModel
 from bronet.ortho.newton_schulz import newton_schulz
-from bronet.train.nadam import FusedNAdam
 
+if TYPE_CHECKING:
+    from bronet.train.optimizers import Optimizer
+
+_OTHERS = "others."
 # The root mean square of an update, per learning rate: near that of Adam's, so that one rate serves both.
 _UPDATE_SIZE = 0.2
 _MATRIX_DIMENSIONS = (2, 4)
@@ -49,59 +51,45 @@ def split_parameters(model: CertifiableModel) -> Split:
     return Split([p for p in parameters if p in derived], [p for p in parameters if p not in derived])
 
 
-class Muon(Optimizer):
-    """Muon on `matrices`, and on all other `parameters` the given NAdam, whose state is part of this optimiser's.
+class Muon:
+    """Muon on `matrices`, and another optimiser, NAdam, on the other parameters.
 
     M <- momentum M + G, where G is the gradient with coupled weight decay; then the matrix moves by the learning rate
-    times 0.2 sqrt(max(m, n)) times Newton-Schulz of G + momentum M, a kernel as m x n k k. Call `prepare` before every
-    `step` whose rate is new. Matrices of one shape are orthogonalised in one batch, on a GPU in bf16 and
-    beside other batches.
+    times 0.2 sqrt(max(m, n)) times Newton-Schulz of G + momentum M, a kernel as m x n k k. Matrices of one shape are
+    orthogonalised in one batch, on a GPU in bf16 and beside other batches.
     """
 
     def __init__(
         self,
-        parameters: Sequence[Parameter],
-        others: NAdam,
-        *,
         matrices: Sequence[Parameter],
+        others: "Optimizer",
+        *,
         lr: float,
         momentum: float,
         weight_decay: float,
     ) -> None:
-        super().__init__(parameters, {})
         self.matrices, self.others = list(matrices), others
         self.momentum, self.weight_decay = momentum, weight_decay
         self.rate = torch.tensor(lr, device=self.matrices[0].device)
-        self.state = others.state  # one for both: what is restored into the one is restored into the other
+        self.momenta = [torch.zeros_like(matrix) for matrix in self.matrices]
 
-    def part_for(self, parameter: Tensor) -> Optimizer:
-        """Return the optimiser that steps on a parameter: this one, or NAdam."""
-        return self if any(parameter is matrix for matrix in self.matrices) else self.others
-
-    def prepare(self, lr: float) -> None:
-        """Use this learning rate in the next step; nothing is waited for."""
-        self.rate.fill_(lr)
-        if isinstance(self.others, FusedNAdam):
-            self.others.prepare(lr)
-        else:
-            self.others.param_groups[0]["lr"] = lr
+    def prepare(self, rate: float) -> None:
+        self.rate.fill_(rate)
+        self.others.prepare(rate)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        batches: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
-        for matrix in self.matrices:
+    def step(self) -> None:
+        batches: dict[tuple[torch.Size, torch.dtype], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+        for matrix, momentum in zip(self.matrices, self.momenta, strict=True):
             if matrix.grad is not None:
-                batches[matrix.flatten(1).shape, matrix.dtype].append(matrix)
-        tasks = [partial(self._step_on, batch) for batch in batches.values()]
+                batches[matrix.flatten(1).shape, matrix.dtype].append((matrix, matrix.grad, momentum))
+        tasks = [partial(self._step_on, *map(list, zip(*batch, strict=True))) for batch in batches.values()]
         side_by_side([*tasks, self.others.step], self.rate.device)
 
-    def _step_on(self, matrices: list[Tensor]) -> None:
+    def _step_on(self, matrices: list[Tensor], gradients: list[Tensor], momenta: list[Tensor]) -> None:
         """Update matrices of one shape."""
-        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, matrices, alpha=self.weight_decay))
-        momenta = [self._momentum_of(matrix) for matrix in matrices]
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, gradients)
         ahead = torch._foreach_add(gradients, momenta, alpha=self.momentum)
@@ -111,9 +99,13 @@ class Muon(Optimizer):
         updates = directions * (self.rate * _UPDATE_SIZE * math.sqrt(max(stacked.shape[1:])))
         torch._foreach_sub_(matrices, [update.view(p.shape) for update, p in zip(updates, matrices, strict=True)])
 
-    def _momentum_of(self, matrix: Tensor) -> Tensor:
-        state = self.state[matrix]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        momentum: Tensor = state["momentum_buffer"]
-        return momentum
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the momentum of every matrix, and the other optimiser's state."""
+        momenta = {f"{index}.momentum": momentum for index, momentum in enumerate(self.momenta)}
+        return momenta | {_OTHERS + name: tensor for name, tensor in self.others.tensors().items()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for index, momentum in enumerate(self.momenta):
+            momentum.copy_(tensors[f"{index}.momentum"])
+        others = {name.removeprefix(_OTHERS): t for name, t in tensors.items() if name.startswith(_OTHERS)}
+        self.others.load_tensors(others)

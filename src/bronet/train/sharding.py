@@ -1,6 +1,6 @@
 """Parameters sharded over the processes of a run (FSDP2), for networks that with their optimiser exceed one GPU.
 
-Every process holds its part of each parameter, cut along the first dimension, of its gradient and of all that the
+Every process holds its part of each parameter, split along the first dimension, of its gradient and of all that the
 optimiser keeps for it. Each block or layer is gathered for its forward and its backward pass, and for the methods
 besides the forward pass that read its parameters (`LipschitzLayer.parameter_methods`): the norm estimates of a
 regularised layer and the gaps of the head. A regularised layer whose estimate has a gradient (EMMA) stays gathered from
@@ -11,7 +11,7 @@ tensors, so they do not tell how a run was sharded. Sharding loads slowly, so th
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,13 +65,8 @@ def part_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def parameter_part(parameter: nn.Parameter) -> nn.Parameter:
-    """Return what an optimiser steps on: the parameter itself, or this process's part of it, in the same memory."""
-    return nn.Parameter(part_of(parameter)) if is_sharded(parameter) else parameter
-
-
-def cut(whole: Shaped[Tensor, "..."], like: Tensor) -> Shaped[Tensor, "..."]:
-    """Return this process's part of a whole tensor, cut as `like` is."""
+def shard_of(whole: Shaped[Tensor, "..."], like: Tensor) -> Shaped[Tensor, "..."]:
+    """Return this process's part of a whole tensor, sharded as `like` is."""
     if not is_sharded(like):
         return whole
     parts, rank = whole.chunk(like.device_mesh.size()), like.device_mesh.get_local_rank()
@@ -89,6 +84,13 @@ def spread(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
+@torch.no_grad()
+def copy_wholes(wholes: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy whole tensors into those of the same names, of which this process may hold parts."""
+    for name, tensor in into.items():
+        part_of(tensor).copy_(shard_of(wholes[name], tensor))
+
+
 def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
     """Return the tensors, sharded ones as wholes on the CPU, where `kept`; nothing in the other processes.
 
@@ -100,3 +102,36 @@ def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
         if kept:
             found[name] = whole.cpu() if is_sharded(tensor) else whole
     return found
+
+
+class Parameters:
+    """The parameters that are trained, and of each the part that an optimiser steps on: all of it, or this process's.
+
+    A part lies in the memory of its parameter, so a step changes the model.
+    """
+
+    def __init__(self, wholes: Iterable[nn.Parameter]) -> None:
+        self.wholes = list(wholes)
+        self.parts = [nn.Parameter(part_of(whole)) if is_sharded(whole) else whole for whole in self.wholes]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of some parameter."""
+        return any(is_sharded(whole) for whole in self.wholes)
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for part, whole in zip(self.parts, self.wholes, strict=True):
+            part.grad = whole.grad = None
+
+    def take_gradients(self) -> list[nn.Parameter]:
+        """Give each part its part of the gradient, and return the parts that have one."""
+        for part, whole in zip(self.parts, self.wholes, strict=True):
+            if part is not whole:
+                part.grad = None if whole.grad is None else part_of(whole.grad)
+        return [part for part in self.parts if part.grad is not None]
+
+    def like_wholes(self, name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return one tensor per parameter as "0.name", "1.name", ..., each sharded as its parameter is."""
+        pairs = enumerate(zip(tensors, self.wholes, strict=True))
+        return {f"{index}.{name}": spread(tensor, whole) for index, (tensor, whole) in pairs}

@@ -5,6 +5,8 @@ tensors that are filled before the step, so that the device's work is the same s
 few ordinary steps a CUDA graph of it is recorded, and later steps launch that. On a CPU the same code just runs.
 """
 
+from contextlib import nullcontext
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -12,14 +14,22 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.errors import BronetError
 from bronet.layers.execution import Beside
+from bronet.losses import (
+    certificate_regularization,
+    certificate_regularization_radius,
+    cross_entropy,
+    drawn_labels,
+    emma,
+    logit_annealing,
+)
 from bronet.models import CertifiableModel
 from bronet.ortho.numerics import float32_products
-from bronet.recipe.schema import Recipe
-from bronet.train.forward import TrainingForward
-from bronet.train.lookahead import Lookahead
-from bronet.train.objective import objective
-from bronet.train.processes import Processes
-from bronet.train.tally import Tally
+from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
+from bronet.train.average import Lookahead
+from bronet.train.distributed import Processes
+from bronet.train.optimizers import optimizer_for
+from bronet.train.sharding import Parameters
+from bronet.train.statistics import Tally
 from bronet.train.teacher import Teacher
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
@@ -29,15 +39,15 @@ _WARM_UP = 3
 class TrainStep:
     """The step of a recipe on a model; call it with the inputs of each step in turn.
 
-    Several processes exchange numbers within a step, which is not recorded: `recorded` is then False. Where parameters
-    are sharded, `sharded_over` are the processes that hold them. A recipe with a teacher needs one.
+    It holds the recipe's optimiser, and Lookahead where the recipe has it. Several processes exchange numbers within a
+    step, which is not recorded: `recorded` is then False. Where parameters are sharded, `sharded_over` are the
+    processes that hold them. A recipe with a teacher needs one.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         model: CertifiableModel,
-        optimizer: Lookahead,
         tally: Tally,
         *,
         forward: nn.Module | None = None,
@@ -50,9 +60,17 @@ class TrainStep:
             raise BronetError(
                 f"loss.teacher must be 0 without a teacher and more with one, got {recipe.loss.teacher} and {given}"
             )
-        self.recipe, self.model, self.optimizer, self.tally = recipe, model, optimizer, tally
+        optim = recipe.optim
+        self.recipe, self.model, self.tally, self.teacher = recipe, model, tally, teacher
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
-        self.recorded, self.sharded_over, self.teacher = recorded, sharded_over, teacher
+        self.sharded_over = sharded_over
+        self.parameters = Parameters(model.parameters())
+        self.optimizer = optimizer_for(optim, model, self.parameters)
+        self.lookahead = (
+            Lookahead(self.parameters, steps=optim.lookahead_steps, alpha=optim.lookahead_alpha)
+            if optim.lookahead_steps
+            else None
+        )
         self.device = next(model.parameters()).device
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -72,7 +90,7 @@ class TrainStep:
         emma_eps: float,
     ) -> None:
         """Take one step. The work is queued on the device; nothing is waited for."""
-        self.optimizer.set_learning_rate(learning_rate)
+        self.optimizer.prepare(learning_rate)
         self.eps.fill_(emma_eps)
         self.number.fill_(number)
         if self.device.type != "cuda" or not self.recordable:
@@ -83,14 +101,19 @@ class TrainStep:
             self.graph.replay()
             torch.autograd.graph.increment_version(list(self.model.parameters()))
         else:
-            self._on_the_way_to_a_graph(pixels, labels)
-        self.optimizer.after_step()
+            self._warm_up_or_record(pixels, labels)
+        if self.lookahead is not None:
+            self.lookahead.after_step()
 
-    def targets(self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"]) -> Float[Tensor, "b k"] | None:
-        """Return what the teacher makes of the labels; None where there is no teacher."""
-        return None if self.teacher is None else self.teacher.targets(pixels, labels, share=self.recipe.loss.teacher)
+    def plain_loss(
+        self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *, emma_eps: float
+    ) -> Float[Tensor, ""]:
+        """Return the loss of a batch with the model as it is, in its own precision: for a diagnosis, not for a step."""
+        targets = self._targets(pixels, labels)
+        gap = self.model.gap_lipschitz()
+        return objective(self.recipe.loss, self.model(pixels), labels, gap, emma_eps=emma_eps, targets=targets)
 
-    def _on_the_way_to_a_graph(self, pixels: Tensor, labels: Tensor) -> None:
+    def _warm_up_or_record(self, pixels: Tensor, labels: Tensor) -> None:
         """Take an ordinary step on a side stream, as recording asks for; record after a few of them."""
         if self.pixels is None or self.labels is None:
             self.pixels, self.labels = pixels.clone(), labels.clone()
@@ -103,7 +126,7 @@ class TrainStep:
             beside.wait()
             self.ordinary_steps += 1
             return
-        self.optimizer.zero_grad()
+        self.parameters.drop_gradients()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self._compute(self.pixels, self.labels)
@@ -114,22 +137,104 @@ class TrainStep:
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
             logits, gap = self.forward(pixels)
-            targets = self.targets(pixels, labels)
+            targets = self._targets(pixels, labels)
             loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps, targets=targets)
-            self.optimizer.zero_grad()
+            self.parameters.drop_gradients()
             loss.backward()  # type: ignore[no-untyped-call]
             norm = self._clip(recipe.optim.clip_norm)
-            self.optimizer.inner_step()
+            self.optimizer.step()
         self.tally.add(
             step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
         )
 
+    def _targets(self, pixels: Tensor, labels: Tensor) -> Float[Tensor, "b k"] | None:
+        """Return what the teacher makes of the labels; None where there is no teacher."""
+        return None if self.teacher is None else self.teacher.targets(pixels, labels, share=self.recipe.loss.teacher)
+
     def _clip(self, largest: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
-        parameters = self.optimizer.take_gradients()
+        parameters = self.parameters.take_gradients()
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         if self.sharded_over is not None:
             norm = self.sharded_over.sum(norm.square()).sqrt()
         if largest is not None:
             clip_grads_with_norm_(parameters, largest, norm)
         return norm
+
+
+class TrainingForward(nn.Module):
+    """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision.
+
+    One module, because data-parallel and sharded training wrap a module and see only what happens inside its forward.
+    On a GPU the estimates are refreshed `beside` the model's forward pass, where that does not read them.
+    """
+
+    def __init__(self, model: CertifiableModel, recipe: Recipe, *, beside: bool = True) -> None:
+        super().__init__()
+        self.model = model
+        self.power_iterations = recipe.train.power_iterations
+        self.in_bf16 = recipe.train.precision == "bf16"
+        self.gap_has_gradient = _needs_gap(recipe.loss)
+        self.estimates_beside = beside and not any(layer.forward_uses_estimate for _, layer in model.chain())
+
+    def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
+        estimates = Beside(pixels.device)
+        with estimates() if self.estimates_beside else nullcontext():
+            self.model.update_estimates(self.power_iterations)
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False):
+            logits = self.model(pixels)
+        estimates.wait()
+        with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
+            gap = self.model.gap_lipschitz()
+        return logits, gap
+
+
+def _needs_gap(recipe: LossRecipe) -> bool:
+    """Return whether the loss's gradient flows through the Lipschitz constants of the model."""
+    return recipe.emma or (recipe.name == "ce+cr" and recipe.cr == "radius")
+
+
+def objective(
+    recipe: LossRecipe,
+    logits: Float[Tensor, "b k"],
+    labels: Int[Tensor, " b"],
+    gap_lipschitz: Float[Tensor, "k k"],
+    *,
+    emma_eps: float | Tensor,
+    targets: Float[Tensor, "b k"] | None = None,
+) -> Float[Tensor, ""]:
+    """Return the scalar to minimise: the recipe's choice among `bronet.losses`, on plain or EMMA logits.
+
+    `emma_eps` is this step's budget, unused without EMMA. With `targets`, a probability for every class of an image, LA
+    is the mean over labels drawn from them.
+    """
+    weights = None
+    if targets is not None:
+        logits, labels, weights = drawn_labels(logits, targets)
+    if recipe.emma:
+        logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
+    if recipe.name == "la":
+        loss = logit_annealing(
+            logits,
+            labels,
+            temperature=recipe.temperature,
+            offset=recipe.offset,
+            beta=recipe.beta,
+            weights=weights,
+        )
+    elif recipe.name == "ce":
+        loss = cross_entropy(logits, labels)
+    elif recipe.cr == "margin":
+        loss = certificate_regularization(logits, labels, gamma=recipe.gamma)
+    else:
+        loss = certificate_regularization_radius(logits, labels, gap_lipschitz, gamma=recipe.gamma)
+    return recipe.scale * loss
+
+
+def emma_budget(recipe: LossRecipe, *, step: int, total_steps: int) -> float:
+    """Return EMMA's eps in a step, counted from 0: linear over the first `emma_ramp` of training."""
+    start, target = parse_budget(recipe.emma_start_eps), parse_budget(recipe.emma_eps)
+    ramp_steps = recipe.emma_ramp * total_steps
+    if step >= ramp_steps:
+        return target
+    return start + (target - start) * step / ramp_steps

@@ -6,8 +6,7 @@ from the run's own images, for a few epochs before the first step, and is not ke
 must not learn the images by heart, or it only repeats their labels; so it is trained for few epochs.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,11 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bronet.data import MixedBatches, prepared_ahead
+from bronet.data import Batch, MixedBatches
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
-from bronet.train.processes import Processes
-from bronet.train.progress import LOOK_EVERY
+from bronet.train.display import Display
+from bronet.train.distributed import Processes
+from bronet.train.session import Interrupted
 
 WIDTH = 64
 CONTRAST = 4.0
@@ -29,18 +29,6 @@ PEAK_RATE = 0.4
 WARM_UP = 0.2
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-
-
-class Lesson(NamedTuple):
-    """Where the teacher's own training stands; `accuracy` is of the augmented images since the epoch began."""
-
-    epoch: int
-    epochs: int
-    accuracy: float
-    ends_epoch: bool
-
-    def __str__(self) -> str:
-        return f"teacher {self.epoch}/{self.epochs}  accuracy {self.accuracy:.1%}"
 
 
 class Teacher(nn.Module):
@@ -85,46 +73,82 @@ def new_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
     return teacher.to(device).eval().requires_grad_(False)
 
 
-def lessons(teacher: Teacher, recipe: Recipe, batches: MixedBatches, processes: Processes) -> Iterator[Lesson]:
-    """Train the teacher in place on the run's first batches; yield now and then how far it is.
+class Lessons:
+    """The teacher's own training, on the run's first batches: plain SGD on the cross-entropy of an ordinary network.
 
-    After the last lesson it is frozen, and equal in all processes.
+    `total_steps` is how many batches it takes. It is not saved: a resumed run trains it again, from the same seed.
     """
-    if recipe.train.batch_size < 2 * processes.world:
-        raise BronetError(
-            "train.batch_size must be at least 2 for every process with a teacher, which normalises batches, "
-            f"got {recipe.train.batch_size} for {processes.world}"
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        recipe: Recipe,
+        batches: MixedBatches,
+        processes: Processes,
+        *,
+        display: Display,
+        run: Path,
+    ) -> None:
+        if recipe.train.batch_size < 2 * processes.world:
+            raise BronetError(
+                "train.batch_size must be at least 2 for every process with a teacher, which normalises batches, "
+                f"got {recipe.train.batch_size} for {processes.world}"
+            )
+        self.teacher, self.processes, self.display, self.run = teacher, processes, display, run
+        self.epochs, self.steps_per_epoch = recipe.loss.teacher_epochs, batches.steps_per_epoch
+        self.total_steps = self.epochs * self.steps_per_epoch
+        teacher.train().requires_grad_(True)
+        self.optimizer = torch.optim.SGD(
+            teacher.parameters(), lr=PEAK_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
         )
-    epochs, count, device = recipe.loss.teacher_epochs, batches.steps_per_epoch, batches.device
-    steps = epochs * count
-    teacher.train().requires_grad_(True)
-    optimizer = torch.optim.SGD(
-        teacher.parameters(), lr=PEAK_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
-    right, seen = torch.zeros((), device=device), 0
-    for step, batch in enumerate(prepared_ahead(batches.between(0, steps), device), start=1):
-        logits = teacher(batch.pixels)
-        optimizer.zero_grad()
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: _rate(step, self.total_steps))
+        self.right, self.seen, self.accuracy = torch.zeros((), device=batches.device), 0, 0.0
+        self.logits = torch.zeros((), device=batches.device)  # of the last step
+
+    def step(self, batch: Batch, number: int) -> None:
+        """Take a step on a batch."""
+        logits = self.teacher(batch.pixels)
+        self.optimizer.zero_grad()
         F.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
-        if processes.world > 1:
-            _average_gradients(teacher, processes)
-        optimizer.step()
-        schedule.step()
-        right += (logits.argmax(dim=1) == batch.labels).sum()
-        seen += len(batch.labels)
-        ends_epoch = step % count == 0
-        if ends_epoch or step % LOOK_EVERY == 0:
-            if processes.any(not bool(logits.isfinite().all())):
-                raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
-            accuracy = float(processes.sum(right)) / (seen * processes.world)
-            yield Lesson(-(-step // count), epochs, accuracy, ends_epoch)
-        if ends_epoch:
-            right, seen = torch.zeros_like(right), 0
-    for buffer in teacher.buffers() if processes.world > 1 else ():
-        dist.broadcast(buffer, 0)
-    optimizer.zero_grad()
-    teacher.eval().requires_grad_(False)
+        if self.processes.world > 1:
+            _average_gradients(self.teacher, self.processes)
+        self.optimizer.step()
+        self.schedule.step()
+        self.right += (logits.argmax(dim=1) == batch.labels).sum()
+        self.seen += len(batch.labels)
+        self.logits = logits.detach()
+
+    def look(self, step: int) -> None:
+        """Check that all was finite, and show the accuracy on the augmented images since the epoch began."""
+        if self.processes.any(not bool(self.logits.isfinite().all())):
+            raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
+        self.accuracy = float(self.processes.sum(self.right)) / (self.seen * self.processes.world)
+        self.display.before(self._line(step))
+
+    def end_epoch(self, epoch: int) -> None:
+        """Show how far it is, and count anew."""
+        self.display.epoch(self._line(epoch * self.steps_per_epoch))
+        self.right.zero_()
+        self.seen = 0
+
+    def stop(self, step: int, signal_number: int) -> None:
+        """End with `Interrupted`."""
+        message = f"stopped in epoch {self._epoch(step)} of {self.epochs} of the teacher, which will be trained again"
+        raise Interrupted(message, run=self.run, signal_number=signal_number)
+
+    def finish(self) -> float:
+        """Freeze the teacher, equal in all processes, and return its accuracy in the last epoch."""
+        for buffer in self.teacher.buffers() if self.processes.world > 1 else ():
+            dist.broadcast(buffer, 0)
+        self.optimizer.zero_grad()
+        self.teacher.eval().requires_grad_(False)
+        return self.accuracy
+
+    def _epoch(self, step: int) -> int:
+        return -(-step // self.steps_per_epoch)
+
+    def _line(self, step: int) -> str:
+        return f"teacher {self._epoch(step)}/{self.epochs}  accuracy {self.accuracy:.1%}"
 
 
 def _average_gradients(teacher: Teacher, processes: Processes) -> None:

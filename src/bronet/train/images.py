@@ -20,7 +20,7 @@ from bronet.data import (
     stratified_split,
 )
 from bronet.recipe.schema import DataRecipe, Recipe
-from bronet.train.processes import Processes
+from bronet.train.distributed import Processes
 
 HELD_OUT_SEED = 0
 

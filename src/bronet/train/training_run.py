@@ -15,14 +15,13 @@ from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.provenance import describe_run
-from bronet.train.checkpoint import check_recipe, save_model
-from bronet.train.determinism import deterministic
-from bronet.train.kept_checkpoints import older_checkpoints
+from bronet.train.checkpoint import check_recipe, older_checkpoints, save_model
+from bronet.train.display import TensorBoard, Tracker
+from bronet.train.distributed import Processes, joined_processes
+from bronet.train.images import open_training
 from bronet.train.loop import fit
-from bronet.train.optimizer import require_wholes
-from bronet.train.processes import Processes, joined_processes
-from bronet.train.track import TensorBoard, Tracker
-from bronet.train.training_set import open_training
+from bronet.train.optimizers import require_wholes
+from bronet.train.session import deterministic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,25 @@
-"""Running statistics of an epoch, kept on the training device so that a step never waits for them.
+"""What is counted while training: of the running epoch, and of held-out images at its end.
 
-The certified accuracy counts training images at one budget with `bronet.radius` and the model's current gap:
-where a layer's norm is only estimated, so is this number. It is no certificate.
+Certified accuracies count images at a budget with `bronet.radius` and the model's current gap: where a layer's norm is
+only estimated, so are these numbers. They are no certificates. The test set is never looked at.
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from bronet.data import ImageSet
+from bronet.layers import frozen
+from bronet.models import CertifiableModel
 from bronet.radius import certified_at, margin_radius
-from bronet.train.processes import Processes
+from bronet.train.distributed import Processes
+from bronet.train.sharding import is_sharded
 
+VALIDATION_BATCH = 500
 ENTRIES = 5
 NEVER = float("inf")
 
@@ -29,6 +36,7 @@ class Summary(NamedTuple):
 class Tally:
     """Sums of loss, correct, certified and images, and the first step at which something was not finite.
 
+    They are kept on the training device, so that a step never waits for them.
     `sums` are this process's own; everything that is read from a tally is of all processes together.
     """
 
@@ -79,3 +87,35 @@ class Tally:
         loss, correct, certified, images = self.total()[:-1].tolist()
         count = images or float("nan")
         return Summary(loss / count, correct / count, certified / count, int(images))
+
+
+class Validation(NamedTuple):
+    """Shares of the held-out images: correct, and certified at each budget asked for."""
+
+    accuracy: float
+    certified: tuple[float, ...]
+
+
+@torch.no_grad()
+def validate(
+    model: CertifiableModel, images: ImageSet, *, budgets: Sequence[float], processes: Processes
+) -> Validation:
+    """Return the accuracies over all held-out images, each process doing its part; the model stays in training mode."""
+    counts = torch.zeros(1 + len(budgets), dtype=torch.float64, device=images.images.device)
+    # Processes of a sharded network go through it together, so all take as many images: some one that does not count.
+    mine = torch.arange(-(-len(images) // processes.world)) * processes.world + processes.rank
+    # What a sharded network gathers for one pass is not to be kept for the next.
+    sharded = any(is_sharded(parameter) for parameter in model.parameters())
+    model.eval()
+    with nullcontext() if sharded else frozen(model):
+        gap = model.gap_lipschitz()
+        for wanted in mine.split(VALIDATION_BATCH):
+            counted, index = (wanted < len(images)).to(counts.device), wanted.clamp(max=len(images) - 1)
+            labels = images.labels[index.to(images.labels.device)]
+            prediction, _, radius = margin_radius(model(images.pixels(index)), gap)
+            correct = (prediction == labels) & counted
+            certified = [certified_at(radius, correct, eps).sum() for eps in budgets]
+            counts += torch.stack((correct.sum(), *certified))
+    model.train()
+    accuracy, *shares = (processes.sum(counts) / len(images)).tolist()
+    return Validation(accuracy, tuple(shares))

@@ -1,21 +1,31 @@
-"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, or nothing.
+"""What a person sees of training: a live bar on a terminal, plain lines elsewhere, or nothing; TensorBoard if wanted.
 
-Display only: nothing here changes a run.
+Nothing here changes a run. TensorBoard gets scalars of every epoch, a histogram of the margins and a few training
+pictures; it needs the extra `track`. The log file of a run is written with or without it, and holds every scalar.
 """
 
 import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from jaxtyping import Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from torch import Tensor
 
-from bronet.train.tally import Summary
+from bronet.errors import BronetError
+from bronet.train.statistics import Summary
 
-LOOK_EVERY = 20
-"""Steps between two looks at how training goes: each look waits for the device."""
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 BAR_WIDTH = 12  # columns: the whole line fits into a terminal of 80
 CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
+PICTURES = 16  # of a batch
 
 
 class Display:
@@ -120,3 +130,49 @@ class Pace:
     def speed(self) -> float:
         """Return the images per second so far."""
         return self.images / max(self.watch.seconds() - self.began, CLOCK_TICK)
+
+
+class Tracker:
+    """What is told about an epoch. This one tells nobody."""
+
+    wants_batch = False
+
+    def epoch(self, number: int, entry: Mapping[str, object]) -> None:
+        """Tell the numbers of a finished epoch."""
+
+    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
+        """Tell the last batch of an epoch: its pictures, and the margins of its images."""
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+
+
+class TensorBoard(Tracker):
+    """Writes event files below `folder`."""
+
+    wants_batch = True
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = _writer(folder)
+
+    def epoch(self, number: int, entry: Mapping[str, object]) -> None:
+        for key, value in entry.items():
+            if isinstance(value, int | float) and key != "epoch":
+                self.writer.add_scalar(key, value, number)
+
+    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
+        self.writer.add_histogram("margin", margins.float(), number)
+        self.writer.add_images("images", pixels[:PICTURES], number)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def _writer(folder: Path) -> "SummaryWriter":
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of packages behind it
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise BronetError("--track needs tensorboard; install it with: pip install 'bronet[track]'") from None
+    return SummaryWriter(str(folder))

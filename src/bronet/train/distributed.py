@@ -1,4 +1,4 @@
-"""The processes of a run: one alone, or many that torchrun started, each with its share of every batch.
+"""The processes of a run: one, or many that torchrun started, each with its share of every batch.
 
 All ranks take the same steps with the same weights; what they see of a batch is added up, so that a run does not
 depend on the number of processes, up to rounding (App. B.1 trains on two and eight cards). Only the first rank
@@ -6,6 +6,7 @@ writes. A collective waits for all ranks: every rank must come to each of them i
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bronet.errors import BronetError
-from bronet.layers.shift import Centring, alone
+from bronet.layers.shift import Centring, local_mean
+from bronet.models import CertifiableModel
+from bronet.train.sharding import shard
 
 WORLD_VARIABLE = "WORLD_SIZE"
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
@@ -69,11 +73,11 @@ class Processes:
             if isinstance(module, Centring):
                 module.mean_over_all = self._mean
 
-    def centre_alone(self, model: nn.Module) -> None:
+    def centre_locally(self, model: nn.Module) -> None:
         """Undo `centre_over_all`: no collective is left in the forward pass."""
         for module in model.modules():
             if isinstance(module, Centring):
-                module.mean_over_all = alone
+                module.mean_over_all = local_mean
 
     def _mean(self, local: Tensor) -> Tensor:
         total: Tensor = _Sum.apply(local)
@@ -142,3 +146,23 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
         yield Processes(rank, world, restarts), device
     finally:
         dist.destroy_process_group()
+
+
+def forward_over_all(
+    forward: nn.Module, model: CertifiableModel, processes: Processes, *, device: torch.device, fsdp: bool = False
+) -> nn.Module:
+    """Return the forward pass of a training step, `forward`, as all processes take it together.
+
+    Gradients are averaged during the backward pass (DDP). With `fsdp` (FSDP2) the model's parameters are sharded over
+    the processes, in place, and moved to the device part by part. Buffers are equal everywhere by construction
+    (centring sees the whole batch, power iteration only the weights), so none is sent.
+    """
+    if processes.world == 1:
+        return forward
+    processes.centre_over_all(model)
+    if fsdp:
+        shard(model, forward, device)
+        return forward
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions have two options in place of this one
+        return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)

@@ -1,0 +1,229 @@
+"""The optimisers of the paper: NAdam for BRONet, SGD with momentum for LipConvNet (App. B.5); Muon has its own file.
+
+An optimiser has four methods. `prepare` is the host's part of a step: it puts the learning rate where the device reads
+it. `step` is the device's part, the same work every time, so that a CUDA graph can record it. `tensors` and
+`load_tensors` are for checkpoints. Weight decay is coupled (an L2 term in the gradient) in all of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from bronet.errors import BronetError
+from bronet.models import CertifiableModel
+from bronet.recipe.schema import OptimRecipe
+from bronet.train.muon import Muon, split_parameters
+from bronet.train.sharding import Parameters, copy_wholes
+
+_BETAS = (0.9, 0.999)
+_EPS = 1e-8
+_MOMENTUM_DECAY = 4e-3
+_DECAY_BASE = 0.96
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """What a training step needs of an optimiser."""
+
+    def prepare(self, rate: float) -> None:
+        """Use this learning rate in the next step; called once before every step, and never recorded."""
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by name, sharded where the parameters are; from the start, before any step."""
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, given as wholes; names and shapes must fit."""
+
+
+def optimizer_for(recipe: OptimRecipe, model: CertifiableModel, parameters: Parameters) -> Optimizer:
+    """Return the recipe's optimiser of a model's parameters."""
+    matrices = split_parameters(model).matrices if recipe.name == "muon" else ()
+    return build_optimizer(recipe, parameters, matrices=matrices)
+
+
+def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
+    """Return the recipe's optimiser.
+
+    `matrices` are those of the parameters that Muon orthogonalises; other optimisers do not ask for them.
+    """
+    require_wholes(recipe, sharded=parameters.sharded)
+    match recipe.name:
+        case "nadam":
+            return _nadam(recipe, parameters)
+        case "sgd":
+            return SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        case "muon":
+            return _muon(recipe, parameters, matrices)
+
+
+def require_wholes(recipe: OptimRecipe, *, sharded: bool) -> None:
+    """Refuse to shard parameters that the optimiser needs as wholes."""
+    if sharded and recipe.name == "muon":
+        raise BronetError(
+            "optim.name must be nadam or sgd where parameters are sharded (fsdp), got 'muon': "
+            "a part of a matrix cannot be orthogonalised"
+        )
+
+
+def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":
+    kind = FusedNAdam if parameters.parts[0].is_cuda else NAdam
+    return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+
+def _muon(recipe: OptimRecipe, parameters: Parameters, matrices: Sequence[Parameter]) -> Muon:
+    chosen = set(matrices)
+    others = [parameter for parameter in parameters.wholes if parameter not in chosen]
+    if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
+        raise BronetError(
+            "optim.name muon needs matrices of orthogonal layers among the parameters, and others beside them, "
+            f"got {len(chosen)} of {len(parameters.wholes)}; use nadam"
+        )
+    nadam = _nadam(recipe, Parameters(others))
+    return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+
+
+def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total_steps: int) -> float:
+    """Return the learning rate of a step, counted from 0: a pure function, so that resuming needs no schedule state.
+
+    Guaranteed, cosine: grows linearly over the warm-up and reaches `lr` in its last step, then follows half a
+    cosine that would be 0 at `total_steps`; linear: the same warm-up, then a straight line to the same end.
+    Guaranteed, milestones: `lr` times `milestone_factor` to the number of milestones (in epochs) passed.
+    """
+    if recipe.schedule == "milestones":
+        passed = sum(step >= milestone * steps_per_epoch for milestone in recipe.milestones)
+        return recipe.lr * recipe.milestone_factor**passed
+    warmup = recipe.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    done = (step - warmup) / max(1, total_steps - warmup)
+    if recipe.schedule == "linear":
+        return recipe.lr * (1 - done)
+    return recipe.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+class SGD:
+    """SGD with momentum: torch's. On a GPU the rate is a tensor, so that a recorded step follows its schedule."""
+
+    def __init__(self, parameters: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
+        parts = parameters.parts
+        on_gpu = parts[0].is_cuda
+        self.parameters = parameters
+        self.rate: Tensor | None = torch.tensor(lr, device=parts[0].device) if on_gpu else None
+        self.inner = torch.optim.SGD(
+            parts,
+            lr=lr if self.rate is None else self.rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            foreach=not on_gpu,
+            fused=on_gpu,  # the only kind that reads its rate from the device
+        )
+        self.momenta = [torch.zeros_like(part) for part in parts]
+        if momentum:
+            self.inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
+
+    def prepare(self, rate: float) -> None:
+        if self.rate is None:
+            self.inner.param_groups[0]["lr"] = rate
+        else:
+            self.rate.fill_(rate)
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.parameters.like_wholes("momentum", self.momenta)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        copy_wholes(tensors, into=self.tensors())
+
+
+class NAdam:
+    """NAdam (Dozat, 2016): torch's, on a CPU."""
+
+    def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
+        self.parameters = parameters
+        self.inner = torch.optim.NAdam(
+            parameters.parts,
+            lr=lr,
+            betas=_BETAS,
+            eps=_EPS,
+            weight_decay=weight_decay,
+            momentum_decay=_MOMENTUM_DECAY,
+            foreach=True,
+        )
+        self.state = [
+            {
+                "step": torch.zeros(()),
+                "mu_product": torch.ones(()),
+                "exp_avg": torch.zeros_like(part),
+                "exp_avg_sq": torch.zeros_like(part),
+            }
+            for part in parameters.parts
+        ]
+        self.inner.state.update(zip(parameters.parts, self.state, strict=True))
+
+    def prepare(self, rate: float) -> None:
+        self.inner.param_groups[0]["lr"] = rate
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return both moments of every parameter, and two numbers that count the steps of all."""
+        newest = max(self.state, key=lambda state: float(state["step"]))  # one without gradients counts no steps
+        moments = {
+            name: tensor
+            for key in ("exp_avg", "exp_avg_sq")
+            for name, tensor in self.parameters.like_wholes(key, [state[key] for state in self.state]).items()
+        }
+        return {"step": newest["step"], "mu_product": newest["mu_product"]} | moments
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        copy_wholes(tensors, into=self.tensors())
+        for state in self.state:
+            state["step"].copy_(tensors["step"])
+            state["mu_product"].copy_(tensors["mu_product"])
+
+
+class FusedNAdam(NAdam):
+    """NAdam for a GPU, parameters of float32: torch's formula and state, one pass over memory per parameter.
+
+    What changes with the step count is computed on the host and put where the kernel reads it, so that a recorded step
+    can be replayed. A checkpoint of one NAdam continues with the other.
+    """
+
+    def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
+        self.weight_decay = weight_decay
+        self.coefficients = torch.zeros(3, device=parameters.parts[0].device)
+        self.count, self.mu_product = self.state[0]["step"], self.state[0]["mu_product"]
+        for state in self.state:  # all count the same steps
+            state["step"], state["mu_product"] = self.count, self.mu_product
+
+    def prepare(self, rate: float) -> None:
+        """Count a step and put its three coefficients on the device, without waiting for it."""
+        t = int(self.count) + 1
+        mu, following = (_BETAS[0] * (1 - 0.5 * _DECAY_BASE ** (step * _MOMENTUM_DECAY)) for step in (t, t + 1))
+        self.count += 1
+        self.mu_product *= mu
+        product = float(self.mu_product)
+        values = (rate * (1 - mu) / (1 - product), rate * following / (1 - product * following), 1 - _BETAS[1] ** t)
+        for index, value in enumerate(values):
+            self.coefficients[index].fill_(value)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        from bronet.kernels.nadam import update
+
+        for p, state in zip(self.parameters.parts, self.state, strict=True):
+            if p.grad is None or p.numel() == 0:  # a process may hold nothing of a short parameter
+                continue
+            m, v = state["exp_avg"], state["exp_avg_sq"]
+            update(p, p.grad, m, v, self.coefficients, betas=_BETAS, eps=_EPS, weight_decay=self.weight_decay)
