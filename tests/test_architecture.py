@@ -135,3 +135,17 @@ def test_a_file_says_what_it_is_and_stays_short(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= MOST_LINES
     assert path.name not in VAGUE_NAMES
+
+
+def test_there_is_one_training_loop() -> None:
+    """A step of an optimiser or a backward pass within a loop would be another one."""
+    loops, calls = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp), {"step", "backward"}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (*FILES, *(ROOT / "lab").rglob("*.py"))
+        for loop in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(loop, loops)
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in calls
+    }
+    assert found == {"src/bronet/train/loop.py"}

@@ -3,16 +3,19 @@
 Both are made of the package's layers or proved by its rules, so what the drawings show is what certificates are.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bronet.certificates import prove
+from bronet.data import Batch
 from bronet.layers import Bias, BROLinear, Flatten, LastLayerNormalized, MaxMin
 from bronet.losses import emma
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
+from bronet.train.loop import Learner, training_loop
 
 CLASSES = 3
 POINTS = 15
@@ -21,6 +24,9 @@ WIDTH = 32
 DEPTH = 8
 TEMPERATURE = 0.03
 """Logits of a network that cannot stretch differ by less than the points' distances."""
+
+Loss = Callable[[Batch, int], Tensor]
+"""Of a batch, in the step with this number."""
 
 
 class LipschitzNetwork(CertifiableModel):
@@ -91,14 +97,13 @@ def trained_lipschitz(points: Points, *, steps: int = 300) -> LipschitzNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LipschitzNetwork().double()
-    optimiser = torch.optim.NAdam(model.parameters(), lr=5e-3)
-    for step in range(steps):
-        eps = 0.05 * min(1.0, 2 * step / steps)
-        logits = emma(model(points.images), points.label, model.gap_lipschitz(), eps=eps)
-        loss = nn.functional.cross_entropy(logits / TEMPERATURE, points.label)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+
+    def loss(batch: Batch, number: int) -> Tensor:
+        eps = 0.05 * min(1.0, 2 * number / steps)
+        logits = emma(model(batch.pixels), batch.labels, model.gap_lipschitz(), eps=eps)
+        return nn.functional.cross_entropy(logits / TEMPERATURE, batch.labels)
+
+    _train(model, loss, points, steps)
     return model.eval()
 
 
@@ -107,13 +112,32 @@ def trained_ordinary(points: Points, *, steps: int = 300) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ordinary_network().double()
-    optimiser = torch.optim.NAdam(model.parameters(), lr=5e-3)
-    for _ in range(steps):
-        loss = nn.functional.cross_entropy(model(points.images), points.label)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+
+    def loss(batch: Batch, number: int) -> Tensor:
+        return nn.functional.cross_entropy(model(batch.pixels), batch.labels)
+
+    _train(model, loss, points, steps)
     return model.eval()
+
+
+class _PointNetwork(Learner):
+    """A network that learns by NAdam, at a constant rate, with the loss of a batch in a step."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self.loss = loss
+        self.optimizer = torch.optim.NAdam(model.parameters(), lr=5e-3)
+
+    def step(self, batch: Batch, number: int) -> None:
+        loss = self.loss(batch, number)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
+def _train(model: nn.Module, loss: Loss, points: Points, steps: int) -> None:
+    """Train a network on all points in every step."""
+    batches = [Batch(points.images, points.label)] * steps
+    training_loop(_PointNetwork(model, loss), batches, steps_per_epoch=steps)
 
 
 @torch.no_grad()
