@@ -1,7 +1,7 @@
 """Where a run broke: which layer first gave a number that is not finite, and what to try.
 
-The loop looks for such numbers only now and then, because each look waits for the device. By then the weights are
-spoiled, so it keeps a copy of those at the last look and runs the bad batch through them: the layer named is the one
+The loop checks for such numbers only now and then, because each check waits for the device. By then the weights are
+spoiled, so it keeps a copy of those at the last check and runs the bad batch through them: the layer named is the one
 seen from there, at most a few steps before the break.
 """
 

@@ -20,8 +20,8 @@ from bronet.train.session import StopRequest, stop_requests
 from bronet.train.teacher import Lessons
 from bronet.train.training import Training
 
-LOOK_EVERY = 20
-"""Steps between two looks at how training goes: each look waits for the device."""
+CHECK_EVERY = 20
+"""Steps between two checks of how training goes: each check waits for the device."""
 
 
 @runtime_checkable
@@ -31,8 +31,8 @@ class Learner(Protocol):
     def step(self, batch: Batch, number: int) -> None:
         """Take a step, counted from 0, on a batch."""
 
-    def look(self, step: int) -> None:
-        """See after `step` steps how it goes, every `LOOK_EVERY` steps and at the end of an epoch."""
+    def check(self, step: int) -> None:
+        """Check after `step` steps how it goes: every `CHECK_EVERY` steps, and at the end of an epoch."""
         return
 
     def end_epoch(self, epoch: int) -> None:
@@ -58,11 +58,11 @@ def training_loop(
     for step, batch in enumerate(batches, start=first_step + 1):
         learner.step(batch, step - 1)
         ends_epoch = step % steps_per_epoch == 0
-        looks = ends_epoch or step % LOOK_EVERY == 0
-        # Processes can only stop together, and asking costs time: only one process by itself asks at every step.
-        signal_number = processes.agreed_signal(stop.signal_number) if looks or processes.world == 1 else None
-        if looks or signal_number is not None:
-            learner.look(step)
+        checks = ends_epoch or step % CHECK_EVERY == 0
+        # Processes can only stop together, and asking all of them costs time, so several ask at a check only.
+        signal_number = processes.agreed_signal(stop.signal_number) if checks or processes.world == 1 else None
+        if checks or signal_number is not None:
+            learner.check(step)
         if ends_epoch:
             learner.end_epoch(step // steps_per_epoch)
         if signal_number is not None:
@@ -117,10 +117,10 @@ def fit(
         teacher = training.train_step.teacher
         if teacher is not None and first_step < last_step:
             lessons = Lessons(teacher, recipe, batches, processes, display=display, run=run.path)
-            shown_to_it = prepared_ahead(batches.between(0, lessons.total_steps), device)
-            training_loop(lessons, shown_to_it, steps_per_epoch=count, stop=stop, processes=processes)
+            first_batches = prepared_ahead(batches.between(0, lessons.total_steps), device)
+            training_loop(lessons, first_batches, steps_per_epoch=count, stop=stop, processes=processes)
             accuracy = lessons.finish()
         training.begin(first_step, display)
-        coming = prepared_ahead(batches.between(first_step, last_step), device)
-        training_loop(training, coming, steps_per_epoch=count, first_step=first_step, stop=stop, processes=processes)
+        rest = prepared_ahead(batches.between(first_step, last_step), device)
+        training_loop(training, rest, steps_per_epoch=count, first_step=first_step, stop=stop, processes=processes)
     return Fitted(training.finish(), last_step - first_step, accuracy)

@@ -118,7 +118,7 @@ class Lessons:
         self.seen += len(batch.labels)
         self.logits = logits.detach()
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Check that all was finite, and show the accuracy on the augmented images since the epoch began."""
         if self.processes.any(not bool(self.logits.isfinite().all())):
             raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")

@@ -1,4 +1,4 @@
-"""A recipe's network while it learns: what a step, a look between steps and the end of an epoch do.
+"""A recipe's network while it learns: what a step, a check and the end of an epoch do.
 
 The loop itself is in `bronet.train.loop`.
 """
@@ -92,7 +92,7 @@ class Training:
             self.average.after_step()
         self.pace.images += self.recipe.train.batch_size
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Check that all was finite, keep a copy of the weights, and show where the run stands."""
         self.check_finite()
         self.snapshot.take(step)
