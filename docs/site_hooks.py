@@ -15,19 +15,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "figures"))
-from palette import COLOURS  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from lab.figures.palette import COLOURS  # noqa: E402
 
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages at the root of the repository, by the name they have on the site."""
-PICTURES = re.compile(r"\]\(\.\./(results/[\w./-]+)\)")
+PICTURES = re.compile(r"\]\(\.\./(lab/results/[\w./-]+)\)")
 CELL = re.compile(r"<td.*?</td>|<th.*?</th>", re.S)
 BETWEEN_NUMBERS = re.compile(r"(?<=[\dn]) / (?=[+-]?\d)")
 DRAWING = re.compile(r'<img alt="([^"]*)" src="(figures/[\w-]+\.svg)" ?/?>')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages at the root, and every file of results/ that a page links to."""
+    """Add the pages at the root, and every file of lab/results that a page links to."""
     for name, source in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
     wanted = {name for page in (ROOT / "docs").glob("*.md") for name in PICTURES.findall(page.read_text("utf-8"))}

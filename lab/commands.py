@@ -169,11 +169,28 @@ def recipes(
 
 
 @app.command()
+def pack(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders that bronet publish wrote.")],
+) -> None:
+    """Pack the rows of published runs into one small file each.
+
+    Example:  python -m lab pack lab/results/mine
+
+    Replaces the CSV files by rows.npz.xz and removes the training log. Radii keep their bits; margins are rounded down.
+    """
+    from lab.packed import pack as pack_rows
+
+    for folder in folders:
+        path = pack_rows(folder)
+        typer.echo(f"wrote    {path}: {path.stat().st_size:,} bytes")
+
+
+@app.command()
 def tuning(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The run that the others are compared with.")],
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", show_default=False)] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="The log: a CSV file, new or to be added to.")],
+    out: Annotated[Path, typer.Option("--out", help="The log: a CSV file, compressed if it ends in .xz.")],
 ) -> None:
     """Log what tuning runs changed, and what they gave.
 
@@ -181,13 +198,10 @@ def tuning(
 
     Shares are of held-out training images. Lines of other runs stay, and so do the verdicts, which a person writes.
     """
-    from bronet.bench import csv_text
-    from bronet.files import replace_text
-    from lab.tables.tuning import read_tuning
-    from lab.tables.tuning_rows import collect
+    from lab.tables.tuning import collect, read_tuning, write_tuning
 
     rows = collect(base, runs or [], read_tuning(out))
-    replace_text(out, csv_text(rows))
+    write_tuning(out, rows)
     typer.echo(f"wrote    {out}: {len(rows)} runs")
 
 

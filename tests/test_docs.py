@@ -36,7 +36,7 @@ def test_tests_named_alone_exist_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("name", ["h200-layer.csv", "h200-step.csv", "cpu-layer.csv"])
 def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    with (ROOT / "results" / "bench" / name).open(encoding="utf-8", newline="") as file:
+    with (ROOT / "lab" / "results" / "bench" / name).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:
@@ -45,8 +45,8 @@ def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
 
 def test_the_rivals_page_shows_the_committed_comparison() -> None:
     page = (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
-    assert (ROOT / "results" / "bench" / "equal-budget" / "equal-budget.md").read_text(encoding="utf-8") in page
-    with (ROOT / "results" / "bench" / "layers" / "layers.csv").open(encoding="utf-8", newline="") as file:
+    assert (ROOT / "lab" / "results" / "bench" / "equal-budget" / "equal-budget.md").read_text(encoding="utf-8") in page
+    with (ROOT / "lab" / "results" / "bench" / "layers" / "layers.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["size"], row["kernel"]) == ("32", "3")]
     for layer in {row["layer"] for row in rows}:
         (line,) = (line for line in page.splitlines() if line.startswith(f"| `{layer}` | ") and line.count(" / ") == 6)

@@ -33,6 +33,7 @@ from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
 from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model, trained_model
+from lab.packed import unpacked
 from served_files import serving_files
 from tiny_run import train_tiny_run
 
@@ -348,7 +349,8 @@ def test_the_published_rows_of_the_digits_come_out_again(tmp_path: Path) -> None
     """Evidence: the committed rows are those of the weights in the package."""
     run = unpack(find_network(DIGITS), tmp_path / "run")
     again = certify_run(run.path, limit=40).rows
-    rows = read_certificate_rows(ROOT / "results" / "digits" / "certificate.csv")
+    with unpacked(ROOT / "lab" / "results" / "digits") as results:
+        rows = read_certificate_rows(results / "certificate.csv")
     for row, published in zip(again, rows, strict=False):
         assert (row.index, row.prediction) == (published.index, published.prediction)
         assert row.radius == pytest.approx(published.radius, rel=1e-9, abs=1e-12)

@@ -10,11 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from lab.figures.palette import COLOURS
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "figures"))
-
-from palette import COLOURS  # noqa: E402
-
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that answers nothing: whoever asks the network fails."""
 LOADED = {

@@ -1,1 +1,1 @@
-"""Timings, as rows: what `docs/speed.md` and `results/bench` are made of. Never a test's assertion."""
+"""Timings, as rows: what `docs/speed.md` and `lab/results/bench` are made of. Never a test's assertion."""

@@ -5,13 +5,12 @@
     <!-- end -->
 
 Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
-`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `knob DATA` (all runs of that schedule),
-`tuning` (the log of tuning runs) and `cut` (recipes of the paper cut short). Text outside of the markers is written by
-hand and never touched.
+`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `tuning RUN...` (what tuning runs changed) and
+`cut` (recipes of the paper cut short). Text outside of the markers is written by hand and never touched.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
@@ -20,8 +19,8 @@ from bronet.report.table import ABSENT, markdown_table, paper_line, summarize
 from lab.tables.cut import cut_tables
 from lab.tables.paper import all_tables, paper_table, reproduced
 from lab.tables.published import PublishedRun
-from lab.tables.speedrun import knob_table, speedrun_table
-from lab.tables.tuning import TuningRow, tuning_table
+from lab.tables.speedrun import speedrun_table
+from lab.tables.tuning import TuningRow, changes_table
 
 BLOCK = re.compile(r"(?P<start><!-- generated: (?P<what>[^>]+?) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.S)
 
@@ -35,8 +34,9 @@ def filled(
     """
     if not BLOCK.search(text):
         raise BronetError("a page to fill must have a block <!-- generated: ... --> with <!-- end -->, found none")
-    of_log = {"tuning": lambda: tuning_table(tuning), "cut": lambda: cut_tables(cut)}
-    return BLOCK.sub(lambda block: f"{block['start']}\n{_content(block['what'], runs, of_log)}\n{block['end']}", text)
+    return BLOCK.sub(
+        lambda block: f"{block['start']}\n{_content(block['what'], runs, tuning, cut)}\n{block['end']}", text
+    )
 
 
 def read_page(path: Path) -> str:
@@ -47,13 +47,13 @@ def read_page(path: Path) -> str:
         raise BronetError(f"could not read the page {path} ({error})") from None
 
 
-def _content(what: str, runs: Sequence[PublishedRun], of_log: Mapping[str, Callable[[], str]]) -> str:
+def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow], cut: Sequence[TuningRow]) -> str:
     word, _, rest = what.partition(" ")
     whole = {
         "reproduced": lambda: reproduced(runs),
         "runs": lambda: every_run(runs),
         "tables": lambda: all_tables(runs),
-        **of_log,
+        "cut": lambda: cut_tables(cut),
     }
     if what in whole:
         return whole[what]()
@@ -63,9 +63,9 @@ def _content(what: str, runs: Sequence[PublishedRun], of_log: Mapping[str, Calla
         return markdown_table([summarize(_named(rest, runs).evidence)])
     if word == "speedrun":
         return speedrun_table(rest, runs)
-    if word == "knob":
-        return knob_table(rest, runs)
-    kinds = f"{', '.join(whole)}, table N, run FOLDER, speedrun DATA or knob DATA"
+    if word == "tuning":
+        return changes_table(tuning, rest.split())
+    kinds = f"{', '.join(whole)}, table N, run FOLDER, speedrun DATA or tuning RUN..."
     raise BronetError(f"a block must be {kinds}, got {what!r}")
 
 

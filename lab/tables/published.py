@@ -1,4 +1,4 @@
-"""The published runs: every folder below `results` that holds a recipe, a certificate and its rows.
+"""The published runs: every folder below `results` that holds a recipe, a certificate and its rows, packed or not.
 
 A run stands beside a row of the paper only if its recipe is the named one, up to what does not change the experiment
 (seed, precision, what is kept on the way), and if the whole test set was certified. Any other run says what differs.
@@ -12,9 +12,10 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
 from bronet.report.evidence import Evidence, read_evidence
 from bronet.report.statistics import Statistics, compute_statistics
+from lab.packed import unpacked
 from lab.recipes import table_recipe
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 BUDGETS = ("36/255", "72/255", "108/255")
 TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
 FREE_KEYS = frozenset(
@@ -79,7 +80,8 @@ def published_runs(results: Path) -> list[PublishedRun]:
     for recipe_file in sorted(results.rglob("recipe.yaml")):
         folder = recipe_file.parent
         if (folder / "certificate.json").exists():
-            evidence = read_evidence(folder)
+            with unpacked(folder) as run:
+                evidence = read_evidence(run)
             recipe = from_text(evidence.recipe)
             found.append(
                 PublishedRun(

@@ -12,7 +12,7 @@ from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
 from bronet.report.aligned import aligned, apart, joined
 from bronet.report.statistics import compute_statistics
-from bronet.report.table import ABSENT, paper_line
+from bronet.report.table import ABSENT
 from bronet.wording import duration_text
 from lab.recipes import table_recipe
 from lab.tables.paper import NOT_RUN, row_label
@@ -93,46 +93,9 @@ def _points(recipe: str, runs: Sequence[PublishedRun]) -> list[Point]:
     return points
 
 
-def knob_table(data: str, runs: Sequence[PublishedRun]) -> str:
-    """Return every run of a short schedule as Markdown, whatever was changed in it, by network and EMMA's budget.
-
-    The budget is the knob between clean accuracy and certified accuracy at large radii; the other columns say what else
-    differs. Only whole test sets count.
-    """
-    _recipe_of(data)  # refuses what has none
-    chosen = [run for run in runs if _is_short(run, data) and run.whole]
-    chosen.sort(key=_by_network_and_budget)
-    settings = ["width", "EMMA's budget", "teacher", "border, RandAugment", "epochs x batch"]
-    cells = [["run", *settings, "clean / 36 / 72 / 108", "training"]]
-    for run in chosen:
-        train, model, augmentation = run.recipe.train, run.recipe.model, run.recipe.data
-        cells.append(
-            [
-                f"`{run.folder}`" + ("" if run.remark else ", the recipe"),
-                str(getattr(model, "width", ABSENT)),
-                run.recipe.loss.emma_eps,
-                f"{run.recipe.loss.teacher:.0%}" if run.recipe.loss.teacher else ABSENT,
-                f"{augmentation.border}, {augmentation.randaugment_ops}",
-                f"{train.epochs} x {train.batch_size}",
-                paper_line(run.statistics),
-                duration_text(run.evidence.training_seconds),
-            ]
-        )
-    return aligned(cells) if chosen else f"{NOT_RUN}\n"
-
-
-def _is_short(run: PublishedRun, data: str) -> bool:
-    return run.recipe.data.name == data and run.recipe.name.endswith(SHORT)
-
-
-def _by_network_and_budget(run: PublishedRun) -> tuple[str, float, int, str]:
-    recipe = run.recipe
-    return recipe.name, -parse_budget(recipe.loss.emma_eps), recipe.train.epochs, run.folder
-
-
 def _recipe_of(data: str) -> str:
     if data not in RECIPES:
-        raise BronetError(f"a block speedrun or knob must name one of {', '.join(RECIPES)}, got {data!r}")
+        raise BronetError(f"a block speedrun must name one of {', '.join(RECIPES)}, got {data!r}")
     return RECIPES[data]
 
 

@@ -140,7 +140,9 @@ def test_the_summary_counts_what_is_missing(runs: list[PublishedRun]) -> None:
     assert f"3 of the {len(known)} recipes" in text
 
 
-@pytest.mark.parametrize("what", ["reproduced", "runs", "tables", "table 6", "run la-0", "speedrun cifar10", "tuning"])
+@pytest.mark.parametrize(
+    "what", ["reproduced", "runs", "tables", "table 6", "run la-0", "speedrun cifar10", "tuning x"]
+)
 def test_a_block_is_filled_and_filling_again_changes_nothing(runs: list[PublishedRun], what: str) -> None:
     page = f"by hand\n<!-- generated: {what} -->\nold numbers\n<!-- end -->\nby hand too\n"
     text = filled(page, runs)
@@ -150,7 +152,7 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(runs: list[Publishe
     assert filled(text, runs) == text
 
 
-@pytest.mark.parametrize("what", ["tabel 6", "run nowhere", "table x", "speedrun digits"])
+@pytest.mark.parametrize("what", ["tabel 6", "run nowhere", "table x", "speedrun digits", "knob cifar10"])
 def test_an_unknown_block_is_refused(runs: list[PublishedRun], what: str) -> None:
     with pytest.raises(BronetError, match="a block"):
         filled(f"<!-- generated: {what} -->\n<!-- end -->", runs)

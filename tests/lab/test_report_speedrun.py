@@ -12,7 +12,7 @@ from bronet.attack.run import AttackPlan, attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
-from bronet.recipe import BRONetArchitecture, named_recipe
+from bronet.recipe import named_recipe
 from bronet.report.aligned import joined
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import read_attack_rows, write_attack_rows
@@ -22,7 +22,7 @@ from lab.commands import app
 from lab.tables.fill import every_run
 from lab.tables.paper import paper_table, reproduced
 from lab.tables.published import published_runs
-from lab.tables.speedrun import RECIPES, knob_table, speedrun_table
+from lab.tables.speedrun import RECIPES, speedrun_table
 from markdown_cells import cells_of
 from published_rows import publish_rows
 from tiny_run import train_tiny_run
@@ -83,41 +83,6 @@ def test_another_budget_or_length_is_another_point_and_any_other_change_is_none(
     assert cells_of(table, "LipNeXt-64M")[3] == "-2.5 / -2.2 / -1.2 / +0.1"
     assert "99/255: seed 0. `far`: training 1 min 0 s" in table
     assert "untaught" not in table
-
-
-def test_the_knob_lists_every_short_run_by_its_budget_and_marks_those_of_a_recipe(fast: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    shutil.copytree(fast, results)
-    recipe = named_recipe(FAST)
-    assert isinstance(recipe.model, BRONetArchitecture)
-    wide = replace(
-        recipe,
-        loss=replace(recipe.loss, emma_eps="144/255"),
-        model=replace(recipe.model, width=640),
-    )
-    publish_rows(results / "far", wide, (0.5, 0.4, 0.3, 0.25), seconds=60.0)
-    publish_rows(results / "small", named_recipe("cifar10/bronet-s-fast"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
-    publish_rows(results / "long", named_recipe("cifar10/bronet-m"), (0.4, 0.3, 0.2, 0.1), seconds=30.0)
-    lines = knob_table("cifar10", published_runs(results)).splitlines()[2:]
-    assert [line.split("|")[1].strip() for line in lines] == [
-        "`far`",
-        "`cifar10-bronet-m-fast/seed-0`, the recipe",
-        "`cifar10-bronet-m-fast/seed-1`, the recipe",
-        "`small`, the recipe",
-    ]
-    assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == [
-        "640",
-        "144/255",
-        "50%",
-        "edge, photometric",
-        f"{recipe.train.epochs} x {recipe.train.batch_size}",
-        "50.0 / 40.0 / 30.0 / 25.0",
-        "1 min 0 s",
-    ]
-    assert [cell.strip() for cell in lines[-1].split("|")[4:6]] == ["–", "black, all"]  # BRONet-S has no teacher
-    assert knob_table("cifar100", published_runs(results)) == "not run\n"
-    with pytest.raises(BronetError, match="knob must name one of cifar10, cifar100, got 'mnist'"):
-        knob_table("mnist", [])
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:

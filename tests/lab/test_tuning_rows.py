@@ -16,8 +16,17 @@ from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.train import train
 from lab.commands import app
-from lab.tables.tuning import FILE, TuningRow, read_tuning, tuning_table
-from lab.tables.tuning_rows import DIGITS, REPEATED, collect, tuning_row
+from lab.tables.tuning import (
+    DIGITS,
+    FILE,
+    REPEATED,
+    TuningRow,
+    changes_table,
+    collect,
+    read_tuning,
+    tuning_row,
+    write_tuning,
+)
 from tiny_run import SETTINGS
 
 RADII = "certify.eps=[36/255, 72/255, 108/255]"
@@ -88,7 +97,7 @@ def test_a_chain_of_comparisons_stays(runs: Path, tmp_path: Path) -> None:
 def test_the_page_shows_points_against_the_named_run(runs: Path, tmp_path: Path) -> None:
     write(runs / "base", runs / "slow", out=tmp_path / FILE)
     rows, file = read_tuning(tmp_path / FILE), tmp_path / "page.md"
-    file.write_text("<!-- generated: tuning -->\n<!-- end -->\n")
+    file.write_text("<!-- generated: tuning slow -->\n<!-- end -->\n")
     done = CliRunner().invoke(app, ["fill", str(file), "--results", str(tmp_path)])
     assert done.exit_code == 0, done.output
     page = file.read_text(encoding="utf-8")
@@ -96,35 +105,27 @@ def test_the_page_shows_points_against_the_named_run(runs: Path, tmp_path: Path)
     apart = [f"{100 * (mine - other):+.1f}" for mine, other in zip(rows[1].shares, rows[0].shares, strict=True)]
     assert f"| {' / '.join(apart)} " in line
     assert "optim.lr: 0.005 -> 0.0005" in line
-    assert "797 held-out training images" in page
     assert "up to 1.8 points" in page  # half a share, divided by the root of 797
 
 
 def test_without_rows_the_page_says_so(tmp_path: Path) -> None:
     assert read_tuning(tmp_path / "tuning.csv") == []
-    assert "not run" in tuning_table([])
+    assert "not run" in changes_table([], ["x"])
 
 
-def test_what_all_runs_share_stands_below_the_table(runs: Path) -> None:
+@pytest.mark.parametrize("names", [[], ["nobody"], ["base"]])
+def test_only_runs_that_are_compared_with_another_can_be_shown(runs: Path, names: list[str]) -> None:
     rows = collect(runs / "base", [runs / "slow"])
-    table = tuning_table(rows)
-    assert "All runs: bronet, width 8, depth 1, 3 epochs, 21 steps." in table
-    assert "\n`base`: bronet, width 8, depth 1, 3 epochs, 21 steps. Percent of 797 held-out" in tuning_table(
-        [rows[0], replace(rows[1], network="bronet, width 16, depth 1")]
-    )
+    with pytest.raises(BronetError, match="must name runs that are compared"):
+        changes_table(rows, names)
 
 
-def test_runs_share_the_table_of_the_run_that_they_lead_back_to(runs: Path, tmp_path: Path) -> None:
-    base, slow = collect(runs / "base", [runs / "slow"])
-    other = replace(base, run="other", network="bronet, width 9, depth 1")
-    rows = [base, other, slow, replace(slow, run="slower", against="slow"), replace(slow, run="wide", against="other")]
-    first, second = (part.split("\nAll runs")[0] for part in tuning_table(rows).split("\n\n| run"))
-    assert [line.split("`")[1] for line in first.splitlines() if "`" in line] == ["base", "slow", "slower"]
-    assert [line.split("`")[1] for line in second.splitlines() if "`" in line][:2] == ["other", "wide"]
-    out = tmp_path / "tuning.csv"
-    out.write_text(csv_text([replace(base, against="slow"), slow]))
-    with pytest.raises(BronetError, match="base is compared with slow, and that in the end with base"):
-        read_tuning(out)
+def test_a_log_is_the_same_packed_or_not(runs: Path, tmp_path: Path) -> None:
+    rows = collect(runs / "base", [runs / "slow"])
+    for name in ("tuning.csv", "tuning.csv.xz"):
+        write_tuning(tmp_path / name, rows)
+        assert read_tuning(tmp_path / name) == rows
+    assert (tmp_path / "tuning.csv").read_text() == csv_text(rows)
 
 
 def test_runs_that_cannot_be_compared_are_refused(runs: Path, tmp_path: Path) -> None:

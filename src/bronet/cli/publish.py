@@ -42,7 +42,7 @@ def publish(
 ) -> None:
     """Publish a certified run. Its evidence as text, its network as a pretrained folder.
 
-    Example:  bronet publish runs/quickstart-bf16 --results results/digits --pretrained bronet-digits/digits
+    Example:  bronet publish runs/quickstart-bf16 --results lab/results/digits --pretrained bronet-digits/digits
 
     Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
     With --pretrained also config.json, model.safetensors and a model card inside this package; the weights must be
