@@ -11,7 +11,7 @@ from bronet.cli.exit_status import ExitStatus
 from bronet.models import build_model
 from bronet.pretrained import save_pretrained
 from bronet.pretrained.publish import publish
-from bronet.pretrained.record import published_text
+from bronet.pretrained.saving import published_text
 from bronet.recipe import named_recipe, override
 from bronet.report.evidence import read_evidence
 from bronet.run.certificate import SEAL, sealed

@@ -138,11 +138,15 @@ HOSTILE = {
     "too long": (_text("config.json", b" " * (1 << 21)), "at most 1048576 bytes"),
     "version": (_json(lambda config: config.update(version=2)), "version 1, got 'bronet' version 2"),
     "format": (_json(lambda config: config.pop("format")), "must be of the format 'bronet'"),
-    "key": (_json(lambda config: config["recipe"].update(run="rm")), "unknown recipe key run"),  # type: ignore[attr-defined]
+    "key": (_json(lambda config: config["recipe"].update(run="rm")), "unknown configuration key recipe.run"),  # type: ignore[attr-defined]
     "recipe": (_json(lambda config: config.update(recipe=3)), "must be a table of settings"),
     "classes": (_json(lambda config: config.update(classes=["a"])), "classes must be the 10 names"),
-    "class kinds": (_json(lambda config: config.update(classes=[1] * 10)), "classes must be a list of names"),
-    "data set": (_json(lambda config: config.update(dataset={})), "must describe the recipe's data set"),
+    "class kinds": (_json(lambda config: config.update(classes=[1] * 10)), "classes[0] must be text, got 1"),
+    "no data set": (_json(lambda config: config.update(dataset={})), "dataset.name is missing"),
+    "data set": (
+        _json(lambda config: config["dataset"].update(height=9)),  # type: ignore[attr-defined]
+        "must describe the recipe's data set",
+    ),
     "hash": (_json(lambda config: config.update(weights_sha256="0")), "its bytes differ"),
     "depth": (_json(_deeper), "one recipe, but model.depth differs"),
     "missing": (_weights(lambda tensors: tensors.pop("head.bias")), "lacks 1 tensors"),
@@ -212,7 +216,7 @@ def test_rounding_that_was_interrupted_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("bronet.pretrained.rounding.save_rounded", interrupted)
+        patched.setattr("bronet.pretrained.saving.save_rounded", interrupted)
         with pytest.raises(KeyboardInterrupt):
             round_run(run, tmp_path / "rounded")
     assert not (tmp_path / "rounded").exists()

@@ -4,11 +4,9 @@ Some have a name, such as "bronet-digits/digits" (`places` says where they lie);
 named by its path. Reading such a folder never runs code.
 """
 
-from bronet.pretrained.find import TrainedNetwork, find_network, load_pretrained
+from bronet.pretrained.network import TrainedNetwork, find_network, load_pretrained
 from bronet.pretrained.places import pretrained_names
-from bronet.pretrained.rounding import round_run
-from bronet.pretrained.save import save_pretrained
-from bronet.pretrained.unpack import unpack
+from bronet.pretrained.saving import round_run, save_pretrained, unpack
 
 __all__ = [
     "TrainedNetwork",

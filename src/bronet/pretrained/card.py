@@ -3,7 +3,7 @@
 Its numbers come from certified rows of the same weights, or it says that there are none.
 """
 
-from bronet.pretrained.config import PretrainedConfig
+from bronet.pretrained.network import PretrainedConfig
 from bronet.report.table import Summary, number_text, percent
 from bronet.wording import bound_text
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes
-from bronet.pretrained.find import WEIGHTS
+from bronet.pretrained.network import WEIGHTS
 from bronet.pretrained.places import package_home
-from bronet.pretrained.record import published_record, published_text
-from bronet.pretrained.rounding import save_rounded
-from bronet.pretrained.save import save_pretrained
+from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
 from bronet.report.attack_facts import check_attack
 from bronet.run.attack_rows import read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate

@@ -1,28 +1,83 @@
-"""From a name or a folder to a trained network.
+"""From a name or a folder to a trained network, and the file config.json that says what a pretrained folder holds.
 
-`places` says where a network with a name lies. A folder is that of a run, or of the form that this room writes. Nothing
-is allocated before the names and shapes in the weights' file are those of the network that the recipe describes, so
-that a hostile folder can waste no more memory than its own size.
+`places` says where a network with a name lies. A folder is that of a run, or of the form that this room writes: its
+configuration is read without trust, and one that is too long, no JSON, of another version, or that contradicts itself
+is refused in one line. Nothing is allocated before the names and shapes in the weights' file are those of the network
+that the recipe describes, so that a hostile folder can waste no more memory than its own size.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from bronet.data.cifar import LAYOUTS
 from bronet.errors import BronetError
-from bronet.files import Json
+from bronet.files import Json, read_object
 from bronet.models import CertifiableModel
-from bronet.pretrained.config import class_names, read_config
 from bronet.pretrained.places import CONFIG, named_folder
+from bronet.recipe.dataset import DatasetSpec
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys
+from bronet.records import Place, as_plain, read_record
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder
 from bronet.run.weights import stored_recipe, trained_model
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
+ADVICE = "a pretrained folder needs it"
+FORMAT = "bronet"
+VERSION = 1
+LONGEST_FILE = 1 << 20
+"""Bytes; a configuration with 1,000 classes has about 20,000."""
+DIGITS = tuple("0123456789")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedConfig:
+    """What a pretrained folder says of itself; `record` is that of its training, empty where it is unknown."""
+
+    recipe: Recipe
+    dataset: DatasetSpec
+    classes: tuple[str, ...]
+    weights_sha256: str
+    record: Json
+
+    def __post_init__(self) -> None:
+        if self.dataset != (spec := self.recipe.data.spec()):
+            raise BronetError(f"dataset must describe the recipe's data set {spec.name}, but it differs")
+        if len(self.classes) != spec.classes:
+            raise BronetError(f"classes must be the {spec.classes} names of {spec.name}, got {len(self.classes)}")
+
+
+def class_names(spec: DatasetSpec) -> tuple[str, ...]:
+    """Return the names of the classes of a data set; numbers where the names are in its files only."""
+    if spec.name in LAYOUTS:
+        return LAYOUTS[spec.name].classes
+    return DIGITS if spec.name == "digits" else tuple(str(number) for number in range(spec.classes))
+
+
+def config_text(config: PretrainedConfig) -> str:
+    """Return the JSON text of a configuration; `read_config` gives back an equal one."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **as_plain(config)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_config(path: Path) -> PretrainedConfig:
+    """Return the configuration of a file, checked; raise `BronetError` naming the file and what is wrong."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BronetError(f"cannot read {path} ({error}); {ADVICE}") from None
+    if size > LONGEST_FILE:
+        raise BronetError(f"{path} must have at most {LONGEST_FILE} bytes, got {size}")
+    content = read_object(path, advice=ADVICE)
+    format, version = content.pop("format", None), content.pop("version", None)
+    if format != FORMAT or version != VERSION:
+        found = f"{format!r} version {version!r}"
+        raise BronetError(f"{path} must be of the format {FORMAT!r} version {VERSION}, got {found[:80]}")
+    return read_record(PretrainedConfig, content, Place("configuration", str(path), advice="save the network again"))
 
 
 @dataclass(frozen=True, kw_only=True)

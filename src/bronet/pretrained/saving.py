@@ -1,0 +1,161 @@
+"""Trained weights as a pretrained folder, and such a folder as a run again.
+
+Weights are rounded to bf16 before anything is proved of them. Any values of the parameters give layers with proved
+bounds, so rounding costs accuracy (a little) and never soundness, as long as the certificate is made from the rounded
+weights. Kernels and matrices become bf16; vectors (biases, means, alpha) stay as they are: they are small, and a
+rounded mean would shift every activation.
+
+A record is published without what belongs to one machine only: an absolute path in a command becomes its last part.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import torch
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.files import Json, read_object, replace_bytes, replace_file, replace_text
+from bronet.pretrained.card import model_card
+from bronet.pretrained.network import (
+    CARD,
+    WEIGHTS,
+    PretrainedConfig,
+    TrainedNetwork,
+    check_weights,
+    class_names,
+    config_text,
+)
+from bronet.pretrained.places import CONFIG
+from bronet.recipe.schema import Recipe
+from bronet.recipe.text import differing_keys
+from bronet.report.evidence import read_evidence
+from bronet.report.table import Summary, summarize
+from bronet.run.certificate import file_hash
+from bronet.run.folder import RunFolder, create_run, open_run, remove_run
+from bronet.run.weights import load_model, save_weights
+
+REMARK = "kernels and matrices rounded to bf16 after training"
+ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
+
+
+def save_pretrained(run: RunFolder | Path | str, folder: Path | str, *, name: str = "") -> Path:
+    """Write the network of a run as config.json, model.safetensors and README.md, and return the folder.
+
+    Guaranteed: the card shows numbers only if the run has a certificate of exactly these rounded weights; see
+    `round_run`. A folder with a run in it is refused. The configuration is written last, and names the weights by hash.
+    """
+    run, folder = open_run(run), Path(folder)
+    if RunFolder(folder).recipe_file.exists():
+        raise BronetError(f"a pretrained network needs a folder of its own, got the run {folder}; choose another")
+    recipe = run.recipe
+    model = load_model(run)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    save_rounded(folder / WEIGHTS, model, recipe=recipe)
+    config = PretrainedConfig(
+        recipe=recipe,
+        dataset=recipe.data.spec(),
+        classes=class_names(recipe.data.spec()),
+        weights_sha256=file_hash(folder / WEIGHTS),
+        record=published_record(run.record),
+    )
+    summary = _certified(run, config.weights_sha256)
+    replace_text(folder / CARD, model_card(name or folder.resolve().name, config, parameters, summary))
+    replace_text(folder / CONFIG, config_text(config))
+    return folder
+
+
+def _certified(run: RunFolder, weights_sha256: str) -> Summary | None:
+    """Return what is proved of these weights and this recipe on the test images; None if the run does not say."""
+    if not run.certificate().facts.exists():
+        return None
+    evidence = read_evidence(run)
+    network = {"weights_sha256": weights_sha256, "recipe_sha256": file_hash(run.recipe_file)}
+    return summarize(evidence) if evidence.certificate.network.items() <= network.items() else None
+
+
+def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with two or more dimensions as bf16, the others unchanged."""
+    return {
+        name: tensor.to(torch.bfloat16) if tensor.ndim > 1 and tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
+
+
+def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
+    """Write the rounded weights with the recipe; rounding twice gives the same bytes as rounding once."""
+    save_weights(path, rounded(model.state_dict()), recipe=recipe)
+
+
+def round_run(run: RunFolder | Path | str, out: Path | str) -> RunFolder:
+    """Return a new run folder with the rounded weights, the recipe, the log and the record of a run.
+
+    The record says that they are rounded. Nothing that was proved of the run is copied: certify the new one.
+    """
+    run, out = open_run(run), Path(out)
+    if out.resolve() == run.path.resolve():
+        raise BronetError(f"--out must be another folder than the run's, got {out}")
+    recipe = run.recipe
+    model = load_model(run)
+    record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
+    result = create_run(out, recipe)
+    try:
+        if run.log.exists():
+            replace_bytes(result.log, run.log.read_bytes())
+        if record is not None:
+            result.write_record(record)
+        save_rounded(result.weights, model, recipe=recipe)
+    except BaseException:  # also Ctrl-C: half a run would be in the way of the next attempt
+        remove_run(result)
+        raise
+    return result
+
+
+def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
+    """Return a run folder with the network's recipe, record and weights; one that holds them already is kept.
+
+    One that was interrupted before its weights were there is completed.
+    """
+    check_weights(network)
+    run = RunFolder(out)
+    if run.recipe_file.exists():
+        if not _is_of(run, network):
+            raise BronetError(f"--out must be new or hold {network.name}, got {out} with another run; choose another")
+        if run.weights.exists():
+            return run
+    else:
+        create_run(out, network.recipe)
+    replace_text(run.record, json.dumps({**network.record, "pretrained": network.name}, indent=2) + "\n")
+
+    def copy(temporary: Path) -> None:
+        shutil.copyfile(network.weights, temporary)
+
+    replace_file(run.weights, copy)
+    return run
+
+
+def _is_of(run: RunFolder, network: TrainedNetwork) -> bool:
+    """Whether a run folder holds the network, or the beginning of it: neither other weights nor any training."""
+    if differing_keys(run.recipe, network.recipe):
+        return False
+    if run.weights.exists():
+        return file_hash(run.weights) == file_hash(network.weights)
+    return not (run.log.exists() or run.checkpoint.exists())
+
+
+def published_text(text: str) -> str:
+    """Return a text with each absolute path replaced by its last part."""
+    return ABSOLUTE.sub(lambda match: _last_part(match[0]), text)
+
+
+def published_record(path: Path) -> Json:
+    """Return the record in a file, published; empty if there is no such file."""
+    record = read_object(path) if path.exists() else {}
+    return {key: published_text(value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def _last_part(path: str) -> str:
+    kind = PurePosixPath if path.startswith("/") else PureWindowsPath
+    return kind(path).name or path
