@@ -105,7 +105,7 @@ def figure(
     Writes figure-N.png and .pdf into --out. `python -m lab analyze` draws figures 1, 10, 11 and 13.
     """
     from bronet.files import replace_bytes
-    from bronet.report.curve import figure_bytes
+    from bronet.report.figures import figure_bytes
     from lab.tables.losses import draw_figure
 
     drawn = draw_figure(number, published_runs(results))

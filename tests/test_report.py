@@ -15,7 +15,7 @@ from rich.console import Console
 from bronet.errors import BronetError
 from bronet.report import write_report
 from bronet.report.evidence import read_evidence
-from bronet.report.margins import draw_margins, signed_margins
+from bronet.report.figures import draw_margins, signed_margins
 from bronet.report.table import csv_table, json_summary, markdown_table, summarize, terminal_table
 from bronet.run.folder import ReportFiles
 from bronet.run.rows import Row, write_certificate_rows

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bronet.errors import BronetError
-from bronet.report.curve import certified_curve, draw_curve, figure_bytes
+from bronet.report.figures import certified_curve, draw_curve, figure_bytes
 from bronet.report.statistics import certified_accuracy, compute_statistics, radius_distribution
 from bronet.run.rows import Row
 

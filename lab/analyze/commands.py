@@ -189,7 +189,7 @@ def _write(
 ) -> None:
     """Write rows and pictures, each file whole."""
     from bronet.files import replace_bytes
-    from bronet.report.curve import figure_bytes
+    from bronet.report.figures import figure_bytes
     from lab.rows import tuples_as_csv
 
     contents = {

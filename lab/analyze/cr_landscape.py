@@ -26,7 +26,7 @@ from bronet.losses import logit_margin
 from bronet.losses.baselines import PUBLISHED_GAMMA, certificate_risk
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import check_seed
-from bronet.report.curve import LIGHT, style
+from bronet.report.figures import LIGHT, style
 
 BATCH = 250
 TICKS = 4

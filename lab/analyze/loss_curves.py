@@ -20,7 +20,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from bronet.losses.baselines import PUBLISHED_GAMMA
-from bronet.report.curve import LIGHT, style
+from bronet.report.figures import LIGHT, style
 
 TEMPERATURE, OFFSET, BETA = 0.75, 2.0, 5.0
 """T, xi and beta of the paper (App. B.4)."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from bronet.errors import BronetError
 from bronet.models import build_model
-from bronet.report.curve import LIGHT, style
+from bronet.report.figures import LIGHT, style
 from lab.tables.paper_rows import paper_rows
 from lab.tables.published import PublishedRun
 

@@ -41,7 +41,7 @@ from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import check_seed
-from bronet.report.curve import LIGHT, style
+from bronet.report.figures import LIGHT, style
 from bronet.train.loop import Learner, training_loop
 
 LIPSCHITZ = tuple(4.0**k for k in range(2, -5, -1))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from bronet.bench import TimingRow
 from bronet.files import replace_bytes
-from bronet.report.curve import LIGHT, figure_bytes
+from bronet.report.figures import LIGHT, figure_bytes
 from lab.bench.layer import LayerShape
 from lab.bench.scaling import at, exponent, floor_ms
 

@@ -159,7 +159,7 @@ def _facts() -> dict[str, object]:
 def _write(folder: Path, texts: dict[str, str], figures: "dict[str, Figure]") -> list[Path]:
     """Write text files, and each figure as PNG, and return the paths."""
     from bronet.files import replace_bytes
-    from bronet.report.curve import figure_bytes
+    from bronet.report.figures import figure_bytes
 
     contents = {folder / name: text.encode() for name, text in texts.items()}
     contents |= {folder / f"{name}.png": figure_bytes(figure, "png") for name, figure in figures.items()}

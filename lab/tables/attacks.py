@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from bronet.files import Json
 from bronet.recipe.schema import parse_budget
-from bronet.report.aligned import aligned
-from bronet.report.table import ABSENT
+from bronet.report.table import ABSENT, aligned
 from lab.tables.published import PublishedRun
 
 AUTOATTACK = "autoattack"

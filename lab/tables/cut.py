@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bronet.report.aligned import aligned, apart, joined
-from bronet.report.table import ABSENT
+from bronet.report.table import ABSENT, aligned, apart, joined
 from lab.tables.paper import NOT_RUN, TITLES, row_label
 from lab.tables.paper_rows import PaperRow, paper_rows
 from lab.tables.tuning import TuningRow, remark_on

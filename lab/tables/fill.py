@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.report.aligned import aligned
-from bronet.report.table import ABSENT, markdown_table, paper_line, summarize
+from bronet.report.table import ABSENT, aligned, markdown_table, paper_line, summarize
 from lab.tables.cut import cut_tables
 from lab.tables.paper import all_tables, paper_table, reproduced
 from lab.tables.published import PublishedRun

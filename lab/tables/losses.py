@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from bronet.errors import BronetError
-from bronet.report.curve import draw_curve
-from bronet.report.margins import draw_margins
+from bronet.report.figures import draw_curve, draw_margins
 from lab.tables.paper_rows import paper_rows
 from lab.tables.published import BUDGETS, PublishedRun, runs_of
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bronet.radius import implied_radius
-from bronet.report.aligned import aligned
-from bronet.report.table import ABSENT
+from bronet.report.table import ABSENT, aligned
 from lab.tables.attacks import attacked_parts
 from lab.tables.paper_rows import PaperRow, paper_rows, paper_tables
 from lab.tables.published import PublishedRun, runs_of

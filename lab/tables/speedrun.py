@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
-from bronet.report.aligned import aligned, apart, joined
 from bronet.report.statistics import compute_statistics
-from bronet.report.table import ABSENT
+from bronet.report.table import ABSENT, aligned, apart, joined
 from bronet.wording import duration_text
 from lab.recipes import table_recipe
 from lab.tables.paper import NOT_RUN, row_label

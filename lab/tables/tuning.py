@@ -22,7 +22,7 @@ from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten
 from bronet.records import as_plain
-from bronet.report.aligned import aligned, apart
+from bronet.report.table import aligned, apart
 from bronet.run.folder import RunFolder, open_run
 from lab.tables.paper import NOT_RUN
 from lab.tables.published import BUDGETS

@@ -11,7 +11,7 @@ import pytest
 from bronet import BronetError
 from bronet.bench import csv_text
 from bronet.layers import CONVOLUTIONS
-from bronet.report.curve import figure_bytes
+from bronet.report.figures import figure_bytes
 from lab.bench import equal_budget, layer_figures, layers
 from lab.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
 from lab.bench.timed_training import Budget

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from bronet.ortho.lot import LOT_RIDGE, lot_iterates
-from bronet.report.curve import figure_bytes
+from bronet.report.figures import figure_bytes
 from lab.analyze.lot_condition import FORMS, LOTConditionSetting, draw, measure, summary
 from lab.rows import tuples_as_csv
 

@@ -13,8 +13,8 @@ from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
 from bronet.recipe import named_recipe
-from bronet.report.aligned import joined
 from bronet.report.evidence import read_evidence
+from bronet.report.table import joined
 from bronet.run.attack_rows import read_attack_rows, write_attack_rows
 from bronet.run.rows import read_certificate_rows, write_certificate_rows
 from certificates import write_certificate

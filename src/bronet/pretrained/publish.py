@@ -15,7 +15,7 @@ from bronet.files import Json, read_object, replace_bytes
 from bronet.pretrained.network import WEIGHTS
 from bronet.pretrained.places import package_home
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
-from bronet.report.attack_facts import check_attack
+from bronet.report.evidence import check_attack
 from bronet.run.attack_rows import read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
 from bronet.run.folder import RunFolder, open_run

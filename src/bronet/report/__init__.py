@@ -7,11 +7,9 @@ from pathlib import Path
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
 from bronet.recipe.schema import parse_budget
-from bronet.report.curve import DARK, draw_curve, figure_bytes
 from bronet.report.evidence import read_evidence
-from bronet.report.margins import draw_margins
-from bronet.report.markdown import markdown_summary
-from bronet.report.page import build_page
+from bronet.report.figures import DARK, draw_curve, draw_margins, figure_bytes
+from bronet.report.page import build_page, markdown_summary
 from bronet.report.table import Summary, csv_table, json_summary, markdown_table, summarize
 from bronet.run.folder import ReportFiles, RunFolder
 

@@ -13,6 +13,7 @@ import torch
 from bronet.errors import BronetError
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
+from bronet.report.evidence import Evidence
 from bronet.run.rows import Row
 
 
@@ -83,3 +84,40 @@ def radius_distribution(rows: Sequence[Row]) -> RadiusDistribution:
     spread = np.sqrt(variance) > radii.size * np.finfo(np.float64).eps * radii.max()
     skewness = float((centred**3).mean() / variance**1.5) if spread else np.nan
     return RadiusDistribution(median, variance, skewness)
+
+
+class ClassStatistics(NamedTuple):
+    """The statistics over the images whose label is this class."""
+
+    name: str
+    statistics: Statistics
+
+
+def per_class(evidence: Evidence) -> list[ClassStatistics]:
+    """Return the statistics of every class that has images, in the order of the labels."""
+    names, eps = evidence.certificate.classes, evidence.certificate.eps
+    groups: dict[int, list[Row]] = {}
+    for row in evidence.rows:
+        groups.setdefault(row.label, []).append(row)
+    return [
+        ClassStatistics(names[label] if label < len(names) else str(label), compute_statistics(rows, eps))
+        for label, rows in sorted(groups.items())
+    ]
+
+
+def class_cells(entries: Sequence[ClassStatistics]) -> list[list[str]]:
+    """Return a table of text: a header, then one line per class, accuracies in percent."""
+    if not entries:
+        return []
+    radii = [entry.text for entry in entries[0].statistics.certified]
+    header = ["class", "images", "clean", *(f"ε = {text}" for text in radii), "median radius"]
+    return [header] + [
+        [
+            name,
+            str(statistics.images),
+            f"{100 * statistics.clean_accuracy:.1f}",
+            *(f"{100 * entry.accuracy:.1f}" for entry in statistics.certified),
+            f"{statistics.radius.median:.4f}",
+        ]
+        for name, statistics in entries
+    ]

@@ -18,8 +18,8 @@ from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
-from bronet.report.curve import Curve, certified_curve
 from bronet.report.evidence import Evidence, read_evidence
+from bronet.report.figures import Curve, certified_curve
 from bronet.run.certificate import LayerBound, network_hashes
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
