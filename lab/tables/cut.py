@@ -1,6 +1,6 @@
 """Recipes of the paper cut short, beside its tables: do the differences between its rows show after a few epochs?
 
-A cut run is a line as the log of tuning runs has them (`lab.tables.tuning_rows`): shares of held-out training images,
+A cut run is a line as the log of tuning runs has them (`lab.tables.tuning`): shares of held-out training images,
 certified by estimates. Its level is not the paper's; its difference to the run named in `against` is what can be set
 beside the paper's.
 """
