@@ -7,11 +7,13 @@ where v_i is column i of the kernel's Fourier transform. Every H_i is unitary, s
     bronet --layers examples/own_layer.py train digits/quickstart --set model.backbone=chain
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers import Kind, LipschitzLayer, Request, register_convolution
+from bronet.layers import PaddingMode, register_convolution
 from bronet.layers.rivals.fourier import FourierConv2d
 
 
@@ -19,18 +21,39 @@ class ReflectionChainConv2d(FourierConv2d):
     """x -> H_1 H_2 ... H_n x at every frequency; orthogonal for every kernel, and the identity at the start.
 
     Guaranteed by the base class: a proof bounds the matrices W as they came out, so nothing here need be trusted.
+    Arguments as in `bronet.layers.Convolution`; it has no options besides, and keeps channels and size.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,
-        channels: int,
+        in_channels: int,
+        out_channels: int,
         kernel_size: int = 3,
         *,
-        circular: bool = False,
+        stride: int = 1,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(channels, channels, kernel_size, circular=circular, device=device, dtype=dtype)
+        if in_channels != out_channels or stride != 1:
+            raise BronetError(
+                "a chain convolution must keep channels and size, "
+                f"got {in_channels} to {out_channels} channels with stride {stride}"
+            )
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+            device=device,
+            dtype=dtype,
+        )
 
     def reset_parameters(self) -> None:
         """Start with pairs of equal reflections, which undo each other."""
@@ -49,20 +72,4 @@ class ReflectionChainConv2d(FourierConv2d):
         return W
 
 
-def build(request: Request) -> LipschitzLayer:
-    """Return the layer that a recipe asks for; what it cannot do is refused."""
-    if request.in_channels != request.out_channels or request.stride != 1:
-        raise BronetError(
-            "a chain convolution must keep channels and size, "
-            f"got {request.in_channels} to {request.out_channels} channels with stride {request.stride}"
-        )
-    return ReflectionChainConv2d(
-        request.in_channels,
-        request.kernel_size,
-        circular=request.circular,
-        device=request.device,
-        dtype=request.dtype,
-    )
-
-
-register_convolution("chain", Kind(build))
+register_convolution("chain", ReflectionChainConv2d)

@@ -25,7 +25,7 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
-    convolution,
+    create_convolution,
 )
 from bronet.layers.shape import ScaledMeanPool
 
@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "cholesky tall": (partial(CholeskyLinear, 4, 9), (4,)),
     "bro convolution": (partial(BROConv2d, 4, 4, 3, rank=1), (4, 3, 4)),
     "bro convolution residual": (partial(BROConv2d, 4, 4, 3, residual_depth=3), (4, 4, 4)),
-    "bro convolution circular": (partial(BROConv2d, 4, 4, 3, padding=0), (4, 3, 3)),
+    "bro convolution circular": (partial(BROConv2d, 4, 4, 3, padding_mode="circular"), (4, 3, 3)),
     "bro convolution kept padding": (partial(BROConv2d, 4, 4, 3, keep_padding=True), (4, 3, 3)),
     "bro convolution wider": (partial(BROConv2d, 2, 5, 3), (2, 4, 3)),
     "bro convolution narrower": (partial(BROConv2d, 5, 2, 3), (5, 4, 3)),
@@ -81,8 +81,8 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
 
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
 for _kind in RIVALS:
-    for _name, _channels, _circular in (("", (4, 4), False), (" wider", (2, 4), False), (" circular", (4, 2), True)):
-        _build = partial(convolution, _kind, *_channels, 3, circular=_circular, input_size=(4, 3))
+    for _name, _channels, _mode in (("", (4, 4), None), (" wider", (2, 4), None), (" circular", (4, 2), "circular")):
+        _build = partial(create_convolution, _kind, *_channels, 3, padding_mode=_mode, input_size=(4, 3))
         LAYERS[f"{_kind}{_name}"] = (_build, (_channels[0], 4, 3))
 LAYERS["mean pool"] = (partial(_plain, partial(ScaledMeanPool, 3)), (2, 6, 3))
 

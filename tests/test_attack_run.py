@@ -148,7 +148,7 @@ def test_rows_without_their_facts_are_not_gone_on_from(copy: Path) -> None:
 def test_rows_and_claims_of_one_network_are_not_those_of_another_with_the_same_weights(copy: Path) -> None:
     attack_run(copy, PLAN, limit=8)
     run = open_run(copy)
-    recipe = override(run.recipe, ["model.padding=0"])
+    recipe = override(run.recipe, ["model.padding_mode=circular"])
     run.recipe_file.write_text(to_text(recipe))
     with pytest.raises(BronetError, match="was made with recipe_sha256"):
         attack_run(copy, PLAN, limit=8)

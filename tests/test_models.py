@@ -67,7 +67,7 @@ SMALL = [
         DatasetSpec("wide", 1, 16, 32, 4, 255),
     ),
     (
-        BRONetArchitecture(width=8, depth=2, dense_depth=1, dense_width=16, padding=0),
+        BRONetArchitecture(width=8, depth=2, dense_depth=1, dense_width=16, padding_mode="circular"),
         DatasetSpec("circular", 3, 16, 16, 5, 255),
     ),
     (

@@ -1,24 +1,25 @@
 """The registry is open to layers of one's own, and refuses in one line (examples/test_own_layer.py has the layer)."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from typer.testing import CliRunner
 
 from bronet.cli import app
 from bronet.errors import BronetError
-from bronet.layers import CONVOLUTIONS, Kind, convolution, register_convolution
+from bronet.layers import CONVOLUTIONS, Convolution, LipschitzLayer, register_convolution
+from bronet.layers.rivals import AOLConv2d
 from bronet.models import build_model
-from bronet.recipe import convolution_kind, dataset_spec, named_recipe, override
-from bronet.recipe.architecture import BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
+from bronet.recipe import dataset_spec, named_recipe, override
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry() -> Iterator[None]:
     """Forget what a test registers."""
-    monkeypatch.setattr(convolution_kind, "_own", [])
     before = dict(CONVOLUTIONS)
     yield
     CONVOLUTIONS.clear()
@@ -26,15 +27,27 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_registered_word_is_read_by_recipes_and_built_by_models() -> None:
-    recipe = named_recipe("digits/quickstart")
-    with pytest.raises(BronetError, match=r"backbone must be one of bro, .* got 'mine'; .*bronet --layers FILE"):
-        override(recipe, ["model.backbone=mine"])
-    asked = []
-    register_convolution("mine", Kind(lambda r: asked.append(r) or convolution("aol", r.in_channels, r.out_channels)))
-    model = override(recipe, ["model.backbone=mine", "model.width=4", "model.depth=2"]).model
-    build_model(model, dataset_spec("digits"))
-    assert [(r.in_channels, r.out_channels, r.input_size) for r in asked] == [(4, 4, (8, 8))] * 2
+def test_a_registered_word_is_built_by_models_with_the_options_that_it_names() -> None:
+    model = override(named_recipe("digits/quickstart"), ["model.backbone=mine", "model.width=4", "model.depth=2"]).model
+    with pytest.raises(BronetError, match=r"must be one of bro, .* got 'mine'; .*bronet --layers FILE"):
+        build_model(model, dataset_spec("digits"))
+
+    class Mine(AOLConv2d):
+        pass
+
+    register_convolution("mine", Mine)
+    network = build_model(model, dataset_spec("digits"))
+    layers = [layer for layer in network.modules() if isinstance(layer, Mine)]
+    assert [(layer.in_channels, layer.out_channels, layer.input_size) for layer in layers] == [(4, 4, (8, 8))] * 2
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("kind", [LipschitzLayer, "soc", lambda: AOLConv2d(1, 1)])
+def test_only_a_class_of_convolutions_is_registered(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(BronetError, match=r"must be a class derived from bronet\.layers\.Convolution"):
+        register_convolution("mine", kind)  # type: ignore[arg-type]
+    assert issubclass(CONVOLUTIONS["bro"], Convolution)
 
 
 @pytest.mark.usefixtures("registry")
@@ -54,17 +67,31 @@ def test_a_name_is_a_short_word(name: str) -> None:
         register_convolution(name, CONVOLUTIONS["aol"])
 
 
+@pytest.mark.parametrize("word", ["", "Sox", "a layer", "x" * 40, "../sox"])
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: BRONetArchitecture(backbone="sox"),
-        lambda: LipConvNetArchitecture(backbone="sox"),
-        lambda: StackArchitecture(layer="sox", widths=(), kernels=(), strides=()),
+        lambda word: BRONetArchitecture(backbone=word),
+        lambda word: LipConvNetArchitecture(backbone=word),
+        lambda word: StackArchitecture(layer=word, widths=(), kernels=(), strides=()),
     ],
 )
-def test_every_architecture_refuses_an_unknown_word(build: object) -> None:
-    with pytest.raises(BronetError, match="must be one of bro, soc"):
-        build()  # type: ignore[operator]
+def test_every_architecture_checks_the_spelling_of_its_word(build: Callable[[str], object], word: str) -> None:
+    with pytest.raises(BronetError, match="must be a short word"):
+        build(word)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        BRONetArchitecture(backbone="sox"),
+        LipConvNetArchitecture(backbone="sox"),
+        StackArchitecture(layer="sox", widths=(8,), kernels=(3,), strides=(1,)),
+    ],
+)
+def test_every_network_refuses_an_unknown_word(architecture: Architecture) -> None:
+    with pytest.raises(BronetError, match=r"must be one of bro, soc, .* got 'sox'"):
+        build_model(architecture, dataset_spec("cifar10"), device="meta")
 
 
 @pytest.mark.usefixtures("registry")

@@ -87,7 +87,7 @@ def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_network(run: P
     certify_run(rounded.path, limit=20)
     card = save_pretrained(rounded.path, tmp_path / "bf16") / "README.md"
     assert "On 20 test images of digits" in card.read_text()
-    other = override(rounded.recipe, ["model.padding=0"])
+    other = override(rounded.recipe, ["model.padding_mode=circular"])
     rounded.recipe_file.write_text(to_text(other))
     card = save_pretrained(rounded.path, tmp_path / "circular") / "README.md"
     assert "No certificate of these weights" in card.read_text()

@@ -6,12 +6,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bronet import BronetError, frozen
-from bronet.layers import CONVOLUTIONS, LipschitzLayer, convolution
+from bronet.layers import CONVOLUTIONS, LipschitzLayer, create_convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
 from bronet.layers.rivals.soc import NEGLIGIBLE, rest_of_series, skew_norm
 from bronet.ortho.cayley import cayley
 from bronet.ortho.rescaling import absolute_sums
-from bronet.recipe.convolution_kind import BackboneKind
 from jacobian import singular_values
 
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
@@ -28,8 +27,15 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def build(kind: str, c_in: int, c_out: int, k: int = 3, *, stride: int = 1, circular: bool = False) -> LipschitzLayer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = convolution(
-            kind, c_in, c_out, k, stride=stride, circular=circular, input_size=(4, 4), dtype=torch.float64
+        layer = create_convolution(
+            kind,
+            c_in,
+            c_out,
+            k,
+            stride=stride,
+            padding_mode="circular" if circular else None,
+            input_size=(4, 4),
+            dtype=torch.float64,
         )
         return layer.eval()
 
@@ -202,7 +208,7 @@ def test_lot_that_diverges_is_refused() -> None:
 
 
 def test_bjorck_residual_enters_the_bound_of_bcop() -> None:
-    layer = BCOPConv2d(4, 4, steps=1, circular=True, dtype=torch.float64)
+    layer = BCOPConv2d(4, 4, steps=1, padding_mode="circular", dtype=torch.float64)
     poison(layer, "normal")
     values = singular_values(layer, (4, 5, 5))
     assert values.max() < 0.999  # far from converged
@@ -252,8 +258,8 @@ def test_proved_map_keeps_its_own_weights() -> None:
 
 def test_weights_far_apart_in_size_stay_finite() -> None:
     """Products of small norms vanish in float32, and roots of them; a symmetric kernel has no skew part at all."""
-    bcop = convolution("bcop", 4, 4, 3)
-    soc = convolution("soc", 2, 2, 7)
+    bcop = create_convolution("bcop", 4, 4, 3)
+    soc = create_convolution("soc", 2, 2, 7)
     with torch.no_grad():
         bcop.halves[0].mul_(1e-25)  # type: ignore[index, union-attr]
         soc.weight.zero_()  # type: ignore[operator, union-attr]
@@ -277,7 +283,7 @@ def test_long_series_of_soc_have_a_bound(options: dict[str, int]) -> None:
 def test_a_first_use_without_gradients_spoils_no_later_one(kind: str) -> None:
     """Bases are computed once and kept: also where the first to ask was in inference mode."""
     size = (6, 10)  # which no other test asks for
-    layer = convolution(kind, 2, 2, 3, input_size=size)
+    layer = create_convolution(kind, 2, 2, 3, input_size=size)
     x = torch.rand(2, 2, *size)
     with torch.inference_mode():
         layer.eval()(x)
@@ -293,39 +299,10 @@ def test_sums_are_counted_by_the_kernel_that_was_derived() -> None:
     assert wide.proved((1, 8, 8)).gain > 7**2 * narrow.proved((1, 8, 8)).gain / 2
 
 
-def test_every_word_of_a_recipe_is_a_convolution() -> None:
-    assert set(BackboneKind.__args__) == set(CONVOLUTIONS)  # type: ignore[attr-defined]
-
-
-BAD = [
-    ({"kind": "soc", "rank": 2}, "rank must be left out for a soc convolution, which has none, got 2"),
-    ({"kind": "cayley", "residual_depth": 4}, "residual_depth must be left out for a cayley convolution, got 4"),
-    ({"kind": "soc", "kernel_size": 4}, "kernel_size of SOCConv2d must be odd .* got 4"),
-    ({"kind": "bcop", "kernel_size": 2}, "kernel_size of BCOPConv2d must be odd .* got 2"),
-    ({"kind": "sll", "in_channels": 0}, "in_channels must be at least 1, got 0"),
-    ({"kind": "lot", "stride": 0}, "factor of PixelUnshuffle must be at least 1, got 0"),
-    ({"kind": "lipreg"}, "input_size must be given to a lipreg convolution"),
-    ({"kind": "sox"}, "unknown convolution 'sox'; the nearest known one is 'soc'"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_arguments_are_one_clear_line(arguments: dict[str, object], message: str) -> None:
-    options = {"in_channels": 4, "out_channels": 4} | arguments
-    with pytest.raises(BronetError, match=message) as caught:
-        convolution(**options)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", RIVALS)
 def test_images_of_other_channels_are_refused(kind: str) -> None:
     with pytest.raises(BronetError, match="expects 4 channels"):
         build(kind, 4, 4)(draw(1, 3, 4, 4))
-
-
-def test_a_bound_that_needs_a_size_says_so() -> None:
-    with pytest.raises(BronetError, match="input_size must be given to bound a LOTConv2d"):
-        build("lot", 4, 4).lipschitz_bound()
 
 
 def test_sums_of_the_rescaling_are_those_of_the_autocorrelation() -> None:

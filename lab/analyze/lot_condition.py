@@ -102,7 +102,7 @@ def _kernels(setting: LOTConditionSetting) -> list[tuple[Tensor, tuple[int, int]
     for layer in layers[1:]:  # those that keep the dimension, as in the paper
         nn.init.kaiming_normal_(layer.weight, generator=generator)
     watched = layers[-1]
-    grid = watched._windows((4, 4)).source.grid  # the digits' 8 x 8, halved once
+    grid = watched.windows((4, 4)).source.grid  # the digits' 8 x 8, halved once
     before = watched.weight.detach().double().clone()
     train_for(model, recipe, load_dataset("digits", "train"), Budget(steps=setting.training_steps))
     return [(before, grid), (watched.weight.detach().double(), grid)]

@@ -9,7 +9,6 @@ nothing.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 import torch
 from matplotlib.figure import Figure
@@ -17,16 +16,16 @@ from matplotlib.figure import Figure
 from bronet.certificates import prove
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
+from bronet.layers import CONVOLUTIONS, convolution_named
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import Recipe, check_seed, parse_budget
 from lab.bench.layers import first_line
 from lab.bench.timed_training import Budget, train_for
 
-ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
+ALL_KINDS = tuple(CONVOLUTIONS)
 _CIFAR_BATCH = 256
 _CERTIFY_BATCH = 250
 _BARS = ("#c9d7f5", "#7fa3e8", "#2458c7", "#16357a")
@@ -44,8 +43,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in convolution_kinds():
-                raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
+            convolution_named(kind)
         if self.images < 1:
             raise BronetError(f"images must be at least 1, got {self.images}")
         check_seed(self.seed)

@@ -11,21 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers import frozen
+from bronet.layers import CONVOLUTIONS, convolution_named, frozen
 from bronet.losses import cross_entropy
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import LipConvNetArchitecture
-from bronet.recipe.convolution_kind import BackboneKind, convolution_kinds
 from bronet.recipe.dataset import DatasetSpec
 from lab.bench.complexity import lipconvnet_cost, lipconvnet_layers
 
-ALL_KINDS: tuple[str, ...] = get_args(BackboneKind)
+ALL_KINDS = tuple(CONVOLUTIONS)
 _CLASSES = 100
 _CHANNELS = 3
 _POWER_STEPS = 10
@@ -55,8 +54,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in convolution_kinds():
-                raise BronetError(f"layers must be among {', '.join(convolution_kinds())}, got {kind!r}")
+            convolution_named(kind)
         for name in ("kinds", "sizes", "widths", "kernels"):
             if not getattr(self, name):
                 raise BronetError(f"{name} must hold at least one value, got none")

@@ -59,15 +59,14 @@ def _(layer: LipschitzLayer, shape: Shape) -> Shape:
 
 @output_of.register
 def _(layer: LipschitzRegularizedConv2d, shape: Shape) -> Shape:
-    stride, padding = layer.geometry
-    kernel = layer.weight.shape[-1]
-    return (layer.weight.shape[0], *((side + 2 * padding - kernel) // stride + 1 for side in shape[1:]))
+    reach = 2 * layer.padding - layer.kernel_size
+    return (layer.out_channels, *((side + reach) // layer.stride + 1 for side in shape[1:]))
 
 
 @output_of.register
 def _(layer: BROConv2d, shape: Shape) -> Shape:
     kept = 2 * layer.padding if layer.keep_padding else 0
-    return (layer.out_channels, *(side // layer.unshuffle.factor + kept for side in shape[1:]))
+    return (layer.out_channels, *(side // layer.stride + kept for side in shape[1:]))
 
 
 @output_of.register
@@ -151,14 +150,14 @@ def detail_of(layer: nn.Module) -> str:
 
 @detail_of.register
 def _(layer: BROConv2d) -> str:
-    stride = f", stride {layer.unshuffle.factor}" if layer.unshuffle.factor > 1 else ""
-    return f"{layer.image_channels} to {layer.out_channels}, kernel {layer.kernel_size}, rank {layer.rank}{stride}"
+    stride = f", stride {layer.stride}" if layer.stride > 1 else ""
+    return f"{layer.in_channels} to {layer.out_channels}, kernel {layer.kernel_size}, rank {layer.rank}{stride}"
 
 
 @detail_of.register
 def _(layer: LipschitzRegularizedConv2d) -> str:
     c_out, c_in, k, _ = layer.weight.shape
-    return f"{c_in} to {c_out}, kernel {k}, stride {layer.geometry[0]}"
+    return f"{c_in} to {c_out}, kernel {k}, stride {layer.stride}"
 
 
 @detail_of.register

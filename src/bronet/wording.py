@@ -1,6 +1,7 @@
-"""Numbers for people: bounds, never printed smaller than they are, and times."""
+"""Numbers for people: bounds, never printed smaller than they are, and times; and the spelling of names."""
 
 import math
+import re
 from decimal import ROUND_CEILING, Context, Decimal
 
 BOUND_DIGITS = 7
@@ -10,6 +11,12 @@ NEARLY_ONE = 1e-6
 LONG = 10**BOUND_DIGITS
 """A bound from here on is shown with an exponent."""
 MINUTE = 60
+_SHORT_WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
+
+
+def is_short_word(text: str) -> bool:
+    """Whether a name is easy to type: letters in lower case, digits, hyphens and underscores, 32 at most."""
+    return _SHORT_WORD.fullmatch(text) is not None
 
 
 def bound_text(value: float) -> str:

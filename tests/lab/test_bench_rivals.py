@@ -11,6 +11,7 @@ import pytest
 from bronet import BronetError
 from bronet.bench import csv_text
 from bronet.layers import CONVOLUTIONS
+from bronet.layers.rivals import AOLConv2d
 from bronet.report.figures import figure_bytes
 from lab.bench import equal_budget, layer_figures, layers
 from lab.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
@@ -62,10 +63,11 @@ def test_a_layer_that_fails_costs_its_own_row_only(monkeypatch: pytest.MonkeyPat
     assert row.memory_kind.startswith("failed: ")
     assert figure_bytes(layer_figures.figure_2([row]), "png").startswith(PNG)
 
-    def refuse(request: object) -> None:
-        raise RuntimeError("CUSOLVER_STATUS_EXECUTION_FAILED\nand where")
+    class Refusing(AOLConv2d):
+        def reset_parameters(self) -> None:
+            raise RuntimeError("CUSOLVER_STATUS_EXECUTION_FAILED\nand where")
 
-    monkeypatch.setitem(CONVOLUTIONS, "aol", replace(CONVOLUTIONS["aol"], build=refuse))
+    monkeypatch.setitem(CONVOLUTIONS, "aol", Refusing)
     comparison = equal_budget.Comparison(dataset="digits", kinds=("aol", "bro"), budget=Budget(steps=1), images=5)
     failed, kept = equal_budget.compare(comparison, device="cpu")
     assert failed == equal_budget.Failure("aol", "CUSOLVER_STATUS_EXECUTION_FAILED")

@@ -27,7 +27,7 @@ from bronet.layers import (
     MaxPool,
     Normalization,
     PixelUnshuffle,
-    convolution,
+    create_convolution,
 )
 from bronet.layers.base import checked_shape
 from bronet.layers.shape import ScaledMeanPool
@@ -188,7 +188,7 @@ def _convolution(module: nn.Module, shape: Shape, kind: str) -> list[LipschitzLa
         # The same matrix at every frequency: a dense layer on the channels, without a transform.
         made = [PixelUnshuffle(stride), BROLinear(c_in * stride**2, c_out)]
     else:
-        conv = convolution(kind, c_in, c_out, taps, stride=stride, input_size=(shape[1], shape[2]))
+        conv = create_convolution(kind, c_in, c_out, taps, stride=stride, input_size=(shape[1], shape[2]))
         if isinstance(conv, BROConv2d):
             _mix_channels(conv)
         made = [conv]

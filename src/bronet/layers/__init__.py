@@ -4,26 +4,28 @@ from bronet.layers.activation import Householder, MaxMin
 from bronet.layers.base import LipschitzLayer, frozen
 from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
 from bronet.layers.parametrize import orthogonal_bro
-from bronet.layers.registry import CONVOLUTIONS, Kind, Request, convolution, register_convolution
+from bronet.layers.registry import CONVOLUTIONS, convolution_named, create_convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
 
 __all__ = [
     "CONVOLUTIONS",
+    "AnyConvolution",
     "BROConv2d",
     "BROLinear",
     "Bias",
     "Block",
     "Centring",
     "CholeskyLinear",
+    "Convolution",
     "Flatten",
     "Head",
     "Householder",
-    "Kind",
     "L2NormPool",
     "LastLayerNormalized",
     "LipschitzLayer",
@@ -32,9 +34,10 @@ __all__ = [
     "MaxPool",
     "Normalization",
     "OrthogonalHead",
+    "PaddingMode",
     "PixelUnshuffle",
-    "Request",
-    "convolution",
+    "convolution_named",
+    "create_convolution",
     "frozen",
     "orthogonal_bro",
     "register_convolution",

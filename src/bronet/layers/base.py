@@ -121,11 +121,40 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
+def to_autocast(x: Tensor) -> Tensor:
+    """Return x in the precision of autocast, where it is on, for layers that do their products outside of it."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def like_input(weights: Tensor, x: Tensor) -> Tensor:
+    """Return derived weights in the precision of x; under autocast as they are, as it rounds them at every product."""
+    return weights if torch.is_autocast_enabled(x.device.type) else weights.to(x.dtype)
+
+
 def require_counts(**sizes: int) -> None:
     """Raise unless every size is a whole number of at least one; a pair, which torch's layers take, is none."""
     for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise BronetError(f"{name} must be at least 1, got {value}")
+        if type(value) is not int or value < 1:
+            raise BronetError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def require_ridge(ridge: float) -> None:
+    """Raise unless a relative ridge is a number from 0 to 1."""
+    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or not 0 <= ridge <= 1:
+        raise BronetError(f"ridge must be a number from 0 to 1, got {ridge!r}")
+
+
+def reflected_rank(rank: int | None, c_in: int, c_out: int) -> int:
+    """Return n, the number of directions that a reflector of m = max(c_in, c_out) channels reflects: 1 <= n < m.
+
+    By default half of the channels, or min(c_in, c_out) where they differ. With n = m every reflector would be -I.
+    """
+    m = max(c_in, c_out)
+    n = rank if rank is not None else (max(1, m // 2) if c_in == c_out else min(c_in, c_out))
+    if type(n) is not int or not 1 <= n < m:
+        raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n!r}")
+    return n
 
 
 def require_channels(x: Tensor, channels: int, layer: str) -> None:

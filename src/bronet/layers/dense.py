@@ -11,10 +11,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, batch_first, batch_last, require_channels, require_shape, without_autocast
+from bronet.layers.base import (
+    DerivedLayer,
+    batch_first,
+    batch_last,
+    like_input,
+    reflected_rank,
+    require_channels,
+    require_counts,
+    require_ridge,
+    require_shape,
+    to_autocast,
+    without_autocast,
+)
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
-from bronet.layers.residual_kernel import IdentityResidual
+from bronet.layers.residual_kernel import IdentityResidual, residual_of, with_residual
 from bronet.ortho.cholesky import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, unit_scaled
@@ -45,17 +56,14 @@ class _Dense(DerivedLayer[DenseFactors]):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if value < 1:
-                raise BronetError(f"{name} must be at least 1, got {value}")
+        require_counts(in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight: nn.Parameter
         self.residual: IdentityResidual | None
 
     def V(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix that is orthogonalised, computed in this precision."""
-        weight = self.weight.to(dtype)
-        return weight if self.residual is None else self.residual(weight)
+        return with_residual(self.weight.to(dtype), self.residual)
 
     def reset_parameters(self) -> None:
         """Start from independent normals; near the identity with the residual re-parameterisation."""
@@ -71,7 +79,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
-        rank: n columns of V, 1 <= n < m = max(in, out); default m // 2, or min(in, out) where they differ.
+        rank: n columns of V; see `reflected_rank` for the default.
         residual_depth: D of V = I + alpha / sqrt(D) V; none by default.
         ridge: relative ridge on V'V.
     """
@@ -88,19 +96,11 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features)
-        m = max(in_features, out_features)
-        n = (
-            rank
-            if rank is not None
-            else (max(1, m // 2) if in_features == out_features else min(in_features, out_features))
-        )
-        if not 1 <= n < m:
-            raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n}")
+        require_ridge(ridge)
+        m, n = max(in_features, out_features), reflected_rank(rank, in_features, out_features)
         self.rank, self.ridge = n, ridge
         self.weight = nn.Parameter(torch.empty(m, n, device=device, dtype=dtype))
-        self.residual = (
-            None if residual_depth is None else IdentityResidual(m, residual_depth, device=device, dtype=dtype)
-        )
+        self.residual = residual_of(m, residual_depth, device=device, dtype=dtype)
         self.reset_parameters()
 
     def derive(self, key: object) -> DenseFactors:
@@ -110,8 +110,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "BROLinear")
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = to_autocast(x)
         precision = self.precision_for(x)
         with without_autocast(x.device.type):
             V, inverse = self._factors(precision, x.dtype)
@@ -159,13 +158,10 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features)
+        require_ridge(ridge)
         self.ridge = ridge
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.residual = (
-            None
-            if residual_depth is None
-            else IdentityResidual(out_features, residual_depth, device=device, dtype=dtype)
-        )
+        self.residual = residual_of(out_features, residual_depth, device=device, dtype=dtype)
         self.reset_parameters()
 
     def source(self, key: object) -> Tensor:
@@ -178,9 +174,7 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
-        W = self.derived(self.precision_for(x)).V
-        if not torch.is_autocast_enabled(x.device.type):
-            W = W.to(x.dtype)
+        W = like_input(self.derived(self.precision_for(x)).V, x)
         return batch_first(W @ batch_last(x))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

@@ -5,6 +5,7 @@ from torch.nn.modules import module as torch_module
 
 from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer
+from bronet.layers.convolution import Convolution
 
 
 def is_altered(module: nn.Module) -> bool:
@@ -24,6 +25,8 @@ def has_global_hooks() -> bool:
 def overrides_forward(module: nn.Module) -> bool:
     """Whether a Lipschitz layer's forward was defined anew below the class whose proof it inherits."""
     kind = type(module)
+    if isinstance(module, Convolution) and _place(kind, "convolve") < _place(kind, "proved_convolve", "proved"):
+        return True
     return isinstance(module, LipschitzLayer) and _place(kind, "forward") < _place(kind, "proved", "proved_head")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from bronet.errors import BronetError
-from bronet.layers.base import without_autocast
+from bronet.layers.base import reflected_rank, require_ridge, without_autocast
 from bronet.ortho.reflector import dense_inverse
 from bronet.ortho.spd import BRO_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
 
@@ -62,11 +62,9 @@ def orthogonal_bro(
         shape = tuple(weight.shape)
         raise BronetError(f"{name} must be a matrix, got shape {shape}; for convolutions use bronet.BROConv2d")
     rows, columns = weight.shape
-    m, is_square = max(rows, columns), rows == columns
-    n = rank if rank is not None else (max(1, m // 2) if is_square else min(rows, columns))
-    if not 1 <= n < m:
-        raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n}")
-    relative = ridge if ridge is not None else (BRO_RIDGE if is_square else SEMI_ORTHOGONAL_RIDGE)
+    n = reflected_rank(rank, columns, rows)
+    relative = ridge if ridge is not None else (BRO_RIDGE if rows == columns else SEMI_ORTHOGONAL_RIDGE)
+    require_ridge(relative)
     # V has another shape than W, which torch allows only where it need not check a round trip.
     register_parametrization(module, name, BlockReflector(rows, columns, rank=n, ridge=relative), unsafe=True)
     return module

@@ -1,17 +1,12 @@
-"""From one word to a convolution: every layer of the comparison behind the same call.
+"""From one word to a convolution: every layer of the comparison, and layers of one's own, behind the same call."""
 
-Options that a construction does not have (a rank, a residual, an image size) are refused rather than ignored. The
-registry is open: `register_convolution` adds a kind of one's own (docs/own_layer.md).
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer
 from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.rivals import (
     AOLConv2d,
@@ -26,200 +21,98 @@ from bronet.layers.rivals import (
     SOCConv2d,
     StandardConv2d,
 )
-from bronet.recipe.convolution_kind import add_convolution_kind
-from bronet.records import nearest
+from bronet.wording import is_short_word
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is asked of a convolution, whatever its kind."""
-
-    in_channels: int
-    out_channels: int
-    kernel_size: int
-    rank: int | None
-    stride: int
-    circular: bool
-    residual_depth: int | None
-    hidden_channels: int | None
-    input_size: tuple[int, int] | None
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a kind of convolution is built, and which options it has."""
-
-    build: Callable[[Request], LipschitzLayer]
-    rank: bool = False
-    residual: bool = False
-    hidden: bool = False
-
-
-def _plain(
-    layer: type[SOCConv2d | CayleyConv2d | BCOPConv2d | AOLConv2d | SandwichConv2d | StandardConv2d],
-) -> Callable[[Request], LipschitzLayer]:
-    return lambda r: layer(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        stride=r.stride,
-        circular=r.circular,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-def _residual(layer: type[LOTConv2d | CholeskyConv2d]) -> Callable[[Request], LipschitzLayer]:
-    return lambda r: layer(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        stride=r.stride,
-        circular=r.circular,
-        residual_depth=r.residual_depth,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-def _bro(r: Request) -> LipschitzLayer:
-    return BROConv2d(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        rank=r.rank,
-        stride=r.stride,
-        padding=0 if r.circular else None,
-        residual_depth=r.residual_depth,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-def _regularized(r: Request) -> LipschitzLayer:
-    if r.input_size is None:
-        raise BronetError("input_size must be given to a lipreg convolution, whose norm is estimated at it, got None")
-    if r.circular:
-        raise BronetError("circular must be False for a lipreg convolution, which pads with zeros, got True")
-    return LipschitzRegularizedConv2d(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        input_size=r.input_size,
-        stride=r.stride,
-        padding=r.kernel_size // 2,
-        residual_depth=r.residual_depth,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-def _eco(r: Request) -> LipschitzLayer:
-    """ECO is circular, asked for or not."""
-    return ECOConv2d(r.in_channels, r.out_channels, r.kernel_size, stride=r.stride, device=r.device, dtype=r.dtype)
-
-
-def _cpl(r: Request) -> LipschitzLayer:
-    size = (16, 16) if r.input_size is None else (r.input_size[0] // r.stride, r.input_size[1] // r.stride)
-    return CPLConv2d(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        hidden_channels=r.hidden_channels,
-        input_size=size,
-        stride=r.stride,
-        circular=r.circular,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-def _sll(r: Request) -> LipschitzLayer:
-    return SLLConv2d(
-        r.in_channels,
-        r.out_channels,
-        r.kernel_size,
-        hidden_channels=r.hidden_channels,
-        stride=r.stride,
-        circular=r.circular,
-        device=r.device,
-        dtype=r.dtype,
-    )
-
-
-CONVOLUTIONS: dict[str, Kind] = {
-    "bro": Kind(_bro, rank=True, residual=True),
-    "soc": Kind(_plain(SOCConv2d)),
-    "lot": Kind(_residual(LOTConv2d), residual=True),
-    "cayley": Kind(_plain(CayleyConv2d)),
-    "cholesky": Kind(_residual(CholeskyConv2d), residual=True),
-    "bcop": Kind(_plain(BCOPConv2d)),
-    "eco": Kind(_eco),
-    "aol": Kind(_plain(AOLConv2d)),
-    "cpl": Kind(_cpl, hidden=True),
-    "sll": Kind(_sll, hidden=True),
-    "sandwich": Kind(_plain(SandwichConv2d)),
-    "lipreg": Kind(_regularized, residual=True),
-    "standard": Kind(_plain(StandardConv2d)),
+CONVOLUTIONS: dict[str, type[AnyConvolution]] = {
+    "bro": BROConv2d,
+    "soc": SOCConv2d,
+    "lot": LOTConv2d,
+    "cayley": CayleyConv2d,
+    "cholesky": CholeskyConv2d,
+    "bcop": BCOPConv2d,
+    "eco": ECOConv2d,
+    "aol": AOLConv2d,
+    "cpl": CPLConv2d,
+    "sll": SLLConv2d,
+    "sandwich": SandwichConv2d,
+    "lipreg": LipschitzRegularizedConv2d,
+    "standard": StandardConv2d,
 }
 
 
-def register_convolution(name: str, kind: Kind) -> None:
-    """Make a convolution of one's own known by one word, to `convolution` and to recipes (`model.backbone=NAME`).
+def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
+    """Make a convolution of one's own known by one word: to `create_convolution`, and to recipes (`model.backbone`).
 
-    Guaranteed: a certificate asks the layer itself for its proof, so it is as good as the layer's `proved`. A name that
-    is taken is refused.
+    Its constructor takes the arguments of `Convolution`, `device` and `dtype`, and whatever its `options` name. A
+    certificate asks the layer for its proof, and is as good as that. A name that is taken is refused.
     """
-    add_convolution_kind(name)
+    if not isinstance(name, str) or not is_short_word(name):
+        raise BronetError(f"name of a convolution must be a short word such as my-layer, in lower case, got {name!r}")
+    if name in CONVOLUTIONS:
+        raise BronetError(f"name of a convolution must be new, but {name!r} is registered already; choose another")
+    if not (isinstance(kind, type) and issubclass(kind, Convolution)):
+        raise BronetError(f"a convolution must be a class derived from bronet.layers.Convolution, got {kind!r}")
     CONVOLUTIONS[name] = kind
 
 
-def convolution(
-    kind: str,
+def convolution_named(name: str) -> type[AnyConvolution]:
+    """Return the kind of convolution of this name, or raise where there is none."""
+    if name not in CONVOLUTIONS:
+        raise BronetError(
+            f"convolution must be one of {', '.join(CONVOLUTIONS)}, got {name!r}; "
+            "a layer of your own is made known by bronet --layers FILE ..."
+        )
+    return CONVOLUTIONS[name]
+
+
+def create_convolution(
+    name: str,
     in_channels: int,
     out_channels: int,
     kernel_size: int = 3,
     *,
-    rank: int | None = None,
     stride: int = 1,
-    circular: bool = False,
+    padding: int | None = None,
+    padding_mode: PaddingMode | None = None,
+    input_size: tuple[int, int] | None = None,
+    rank: int | None = None,
     residual_depth: int | None = None,
     hidden_channels: int | None = None,
-    input_size: tuple[int, int] | None = None,
+    keep_padding: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-) -> LipschitzLayer:
+) -> AnyConvolution:
     """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
 
+    The arguments are those of `Convolution`; without a `padding_mode` the kind's own default holds, which is zeros
+    wherever it has them. Options that the kind does not have are refused.
+
     Args:
-        rank: n of a BRO convolution; no other kind has one.
-        circular: wrap around the image instead of padding with zeros.
+        rank: n of a BRO convolution.
         residual_depth: L of the parameter I + alpha / sqrt(L) V, for kinds with a residual.
         hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
-        input_size: the image's size before the stride; needed by "lipreg", used by "cpl" for its norm estimate.
+        keep_padding: return the padded grid of a BRO convolution instead of cropping it.
     """
-    if kind not in CONVOLUTIONS:
-        raise BronetError(f"unknown convolution {kind!r}; the nearest known one is {nearest(kind, CONVOLUTIONS)!r}")
-    known = CONVOLUTIONS[kind]
-    if rank is not None and not known.rank:
-        raise BronetError(f"rank must be left out for a {kind} convolution, which has none, got {rank}")
-    if residual_depth is not None and not known.residual:
-        raise BronetError(f"residual_depth must be left out for a {kind} convolution, got {residual_depth}")
-    if hidden_channels is not None and not known.hidden:
-        raise BronetError(f"hidden_channels must be left out for a {kind} convolution, got {hidden_channels}")
-    request = Request(
-        in_channels=in_channels,
-        out_channels=out_channels,
-        kernel_size=kernel_size,
-        rank=rank,
+    kind = convolution_named(name)
+    wanted = {
+        "rank": rank,
+        "residual_depth": residual_depth,
+        "hidden_channels": hidden_channels,
+        "keep_padding": keep_padding or None,
+    }
+    given = {option: value for option, value in wanted.items() if value is not None}
+    for option, value in given.items():
+        if option not in kind.options:
+            raise BronetError(f"{option} must be left out for a {name} convolution, which has none, got {value}")
+    arguments: dict[str, Any] = {**given, "device": device, "dtype": dtype}
+    if padding_mode is not None:
+        arguments["padding_mode"] = padding_mode
+    return kind(
+        in_channels,
+        out_channels,
+        kernel_size,
         stride=stride,
-        circular=circular,
-        residual_depth=residual_depth,
-        hidden_channels=hidden_channels,
+        padding=padding,
         input_size=input_size,
-        device=device,
-        dtype=dtype,
+        **arguments,
     )
-    return known.build(request)

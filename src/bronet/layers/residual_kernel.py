@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bronet.errors import BronetError
+from bronet.layers.base import require_counts
 from bronet.ortho.numerics import memoized
 
 
@@ -25,8 +25,7 @@ class IdentityResidual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if depth < 1:
-            raise BronetError(f"residual_depth must be at least 1, got {depth}")
+        require_counts(residual_depth=depth)
         self.depth = depth
         self.alpha = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
 
@@ -36,6 +35,27 @@ class IdentityResidual(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
         return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
+
+
+def residual_of(
+    channels: int, depth: int | None, *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> IdentityResidual | None:
+    """Return the residual of a layer with this `residual_depth`; None where it has none."""
+    return None if depth is None else IdentityResidual(channels, depth, device=device, dtype=dtype)
+
+
+def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:
+    """Return the kernel that a parameter stands for."""
+    return weight if residual is None else residual(weight)
+
+
+def start_near_identity(weight: nn.Parameter, residual: IdentityResidual | None) -> None:
+    """Start a kernel (m, n, k, k) at the identity, or near it with the residual re-parameterisation."""
+    if residual is None:
+        nn.init.dirac_(weight)
+    else:
+        nn.init.normal_(weight, std=1 / weight[:, 0].numel())
+        residual.reset_parameters()
 
 
 @memoized(32)

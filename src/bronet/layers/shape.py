@@ -15,11 +15,17 @@ _HALF_BYTES = 2
 _TOGETHER = torch.int64.itemsize // _HALF_BYTES
 
 
+def require_multiples(size: tuple[int, int], factor: int) -> None:
+    """Raise unless an image of this size can be cut into factor x factor windows."""
+    h, w = size
+    if h % factor or w % factor:
+        raise BronetError(f"image height and width must be multiples of {factor}, got {h} x {w}")
+
+
 def cut_windows(x: Tensor, size: int) -> Tensor:
     """Return a view of (b, c, h, w) as (h/size, size, w/size, size, c, b); both sides multiples of size."""
     h, w = x.shape[-2:]
-    if h % size or w % size:
-        raise BronetError(f"image height and width must be multiples of {size}, got {h} x {w}")
+    require_multiples((h, w), size)
     return batch_last(x).unflatten(1, (w // size, size)).unflatten(0, (h // size, size))
 
 

@@ -10,10 +10,9 @@ from torch import nn
 
 from bronet.errors import BronetError
 from bronet.layers import (
-    CONVOLUTIONS,
+    AnyConvolution,
     Bias,
     Block,
-    BROConv2d,
     BROLinear,
     Centring,
     CholeskyLinear,
@@ -25,7 +24,8 @@ from bronet.layers import (
     MaxMin,
     Normalization,
     PixelUnshuffle,
-    convolution,
+    convolution_named,
+    create_convolution,
 )
 from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -51,9 +51,13 @@ class BRONet(CertifiableModel):
         self.regularized = nn.Sequential(
             *(self._regularized(size, a.regularized_depth) for _ in range(a.regularized_depth))
         )
-        self.backbone = nn.Sequential(*(self._backbone_block(size) for _ in range(a.depth)))
-        if a.keep_padding and a.backbone == "bro":
-            size = (size[0] + 2 * a.padding * a.depth, size[1] + 2 * a.padding * a.depth)
+        blocks = []
+        for _ in range(a.depth):
+            conv = self._backbone_convolution(size)
+            blocks.append(self._centred(conv))
+            if a.keep_padding:
+                size = (size[0] + 2 * conv.padding, size[1] + 2 * conv.padding)
+        self.backbone = nn.Sequential(*blocks)
 
         self.neck = self._neck(size)
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
@@ -82,36 +86,23 @@ class BRONet(CertifiableModel):
             width,
             _KERNEL,
             input_size=size,
-            padding=_KERNEL // 2,
             residual_depth=depth,
         )
         return self._centred(conv)
 
-    def _backbone_block(self, size: tuple[int, int]) -> Block:
+    def _backbone_convolution(self, size: tuple[int, int]) -> AnyConvolution:
         a = self.architecture
-        if a.backbone == "bro":
-            return self._centred(self._reflector())
-        residual_depth = a.depth if CONVOLUTIONS[a.backbone].residual else None
-        conv = convolution(
+        options = convolution_named(a.backbone).options
+        return create_convolution(
             a.backbone,
             a.width,
             a.width,
             _KERNEL,
-            residual_depth=residual_depth,
-            input_size=size,
-        )
-        return self._centred(conv)
-
-    def _reflector(self) -> BROConv2d:
-        a = self.architecture
-        return BROConv2d(
-            a.width,
-            a.width,
-            _KERNEL,
-            rank=_rank(a.width, a.rank),
-            padding=a.padding,
+            rank=_rank(a.width, a.rank) if "rank" in options else None,
+            residual_depth=a.depth if "residual_depth" in options else None,
+            padding_mode=a.padding_mode,
             keep_padding=a.keep_padding,
-            residual_depth=a.depth,
+            input_size=size,
         )
 
     def _centred(self, conv: LipschitzLayer) -> Block:

@@ -21,7 +21,7 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
-    convolution,
+    create_convolution,
 )
 from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -93,7 +93,7 @@ class LipConvNet(CertifiableModel):
     def _convolution(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int) -> LipschitzLayer:
         a = self.architecture
         if a.backbone != "bro":
-            return convolution(
+            return create_convolution(
                 a.backbone,
                 c_in,
                 c_out,
@@ -102,7 +102,7 @@ class LipConvNet(CertifiableModel):
                 input_size=size,
             )
         keeps = stride == 1 and c_in == c_out
-        rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else min(c_in * stride**2, c_out)
+        rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else None
         return BROConv2d(
             c_in,
             c_out,
@@ -110,6 +110,7 @@ class LipConvNet(CertifiableModel):
             rank=rank,
             stride=stride,
             ridge=SEMI_ORTHOGONAL_RIDGE,
+            input_size=size,
         )
 
     def _pointwise(self, c_in: int, c_out: int) -> BROLinear:

@@ -15,7 +15,7 @@ from bronet.layers import (
     MaxMin,
     Normalization,
     PixelUnshuffle,
-    convolution,
+    create_convolution,
 )
 from bronet.layers.shape import ScaledMeanPool
 from bronet.models.model import CertifiableModel
@@ -75,7 +75,7 @@ class Stack(CertifiableModel):
         self, c_in: int, c_out: int, side: int, *, kernel: int, stride: int, hidden: int | None
     ) -> nn.Sequential:
         """Return a layer with bias and activation; one with its own nonlinearity comes alone."""
-        conv = convolution(
+        conv = create_convolution(
             self.architecture.layer,
             c_in,
             c_out,

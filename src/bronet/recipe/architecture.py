@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Literal
 
 from bronet.errors import BronetError
-from bronet.recipe.convolution_kind import require_convolution_kind
+from bronet.wording import is_short_word
 
 DenseKind = Literal["bro", "cholesky"]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
+PaddingMode = Literal["zeros", "circular"]
 
 # No exponent: "1e-999999999" would be an exact fraction of a billion digits.
 RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
@@ -24,9 +25,9 @@ class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
-    fraction written as text ("1/4"); other layers have none. `padding` and `keep_padding` belong to a BRO backbone too:
-    each of its layers adds that many zeros on every side, and takes them off again unless they are kept; without any,
-    its convolutions are circular. `regularized_depth` counts Lipschitz-regularised convolutions before the backbone
+    fraction written as text ("1/4"); other layers have none. `padding_mode` is that of the backbone's convolutions; by
+    default they have zeros around the image, where their kind can. A BRO backbone with `keep_padding` does not take the
+    zeros off again. `regularized_depth` counts Lipschitz-regularised convolutions before the backbone
     (six on ImageNet).
     """
 
@@ -44,18 +45,18 @@ class BRONetArchitecture:
     stem_stride: int = 2
     stem_padding: int = 2
     regularized_depth: int = 0
-    padding: int = 1
+    padding_mode: PaddingMode | None = None
     keep_padding: bool = False
     centring: bool = True
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("dense_depth", "stem_padding", "regularized_depth", "padding"):
+        for name in ("dense_depth", "stem_padding", "regularized_depth"):
             _at_least(name, getattr(self, name), 0)
         _even("width", self.width)
         _even("dense_width", self.dense_width)
-        require_convolution_kind("backbone", self.backbone)
+        _word("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -84,7 +85,7 @@ class LipConvNetArchitecture:
         _at_least("kernel", self.kernel, 1)
         if self.depth < 5 or self.depth % 5 != 0:
             raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
-        require_convolution_kind("backbone", self.backbone)
+        _word("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -110,7 +111,7 @@ class StackArchitecture:
     activation: Literal["maxmin", "none"] = "maxmin"
 
     def __post_init__(self) -> None:
-        require_convolution_kind("layer", self.layer)
+        _word("layer", self.layer)
         if not len(self.widths) == len(self.kernels) == len(self.strides):
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
@@ -137,6 +138,12 @@ def parse_rank(text: str) -> Fraction:
     if not 0 < ratio < 1:
         raise BronetError(f"rank must satisfy 0 < n/m < 1 (n = m makes every layer -I), got {text}")
     return ratio
+
+
+def _word(name: str, value: str) -> None:
+    """Raise unless this may name a convolution; whether one has the name, `create_model` knows."""
+    if not is_short_word(value):
+        raise BronetError(f"{name} must be a short word such as bro, in lower case, got {value!r}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.rivals.arguments import require_convolution
-from bronet.layers.shape import PixelUnshuffle, unshuffle
+from bronet.layers.base import like_input
+from bronet.layers.convolution import Convolution, PaddingMode
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import DenseDFT, Window, real_dft
 from bronet.ortho.spectrum import centred_spectrum, real_blocks, rows_of_channels
@@ -28,15 +27,16 @@ from bronet.proof.spectral import absolute_norm, largest_singular_value
 _LARGEST_ANGLE = 256.0
 
 
-class ECOConv2d(DerivedLayer[Tensor]):
+class ECOConv2d(Convolution[Tensor]):
     """exp(V - V*) at each of the k^2 frequencies of the kernel's own grid; square, at max(c_in, c_out) channels.
 
     Guaranteed: orthogonal on images whose sides are multiples of k (after the stride) and with equal channels, up to
-    rounding; elsewhere a contraction. Padding is always circular.
+    rounding; elsewhere a contraction. The kernel is dilated to reach over the whole image.
 
-    Args: as in FourierConv2d; the kernel is dilated to reach over the whole image.
+    Args: as in `Convolution`; padding is always circular.
     """
 
+    padding_modes: ClassVar[tuple[PaddingMode, ...]] = ("circular",)
     recordable: ClassVar[bool] = False
 
     def __init__(
@@ -46,16 +46,22 @@ class ECOConv2d(DerivedLayer[Tensor]):
         kernel_size: int = 3,
         *,
         stride: int = 1,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "circular",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        require_convolution(in_channels, out_channels, kernel_size)
-        self.unshuffle = PixelUnshuffle(stride)
-        self.image_channels = in_channels
-        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
-        self.kernel_size = kernel_size
-        c = max(self.in_channels, out_channels)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+        )
+        c = max(self.inner_channels, out_channels)
         self.weight = nn.Parameter(torch.empty(c, c, kernel_size, kernel_size, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -71,45 +77,30 @@ class ECOConv2d(DerivedLayer[Tensor]):
         size = torch.linalg.matrix_norm(skew, keepdim=True)
         return real_blocks(torch.linalg.matrix_exp(skew * (_LARGEST_ANGLE / size.clamp_min(_LARGEST_ANGLE))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.image_channels, "ECOConv2d")
-        x = self.unshuffle(x)
-        W = self.derived(self.precision_for(x))
-        if not torch.is_autocast_enabled(x.device.type):
-            W = W.to(x.dtype)
-        k = self.kernel_size
+    def convolve(self, x: Tensor) -> Tensor:
+        W, k = like_input(self.derived(self.precision_for(x)), x), self.kernel_size
         basis = real_dft(Window((k, k), (k, k)), dense=True, dtype=W.dtype, device=x.device)
         assert isinstance(basis, DenseDFT)
         return on_lattices(x, self._shrunk(W), basis, k)
 
     def _shrunk(self, W: Tensor) -> Tensor:
         rows = rows_of_channels(W, self.out_channels)
-        return rows_of_channels(rows.mT, self.in_channels).mT
+        return rows_of_channels(rows.mT, self.inner_channels).mT
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.image_channels, "ECOConv2d", images=True)
-        stride, k = self.unshuffle.factor, self.kernel_size
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        k = self.kernel_size
         frame = FourierFrame.of(Windows.of((k, k), 0, keep_padding=False), self.weight.device, dense=True)
-        with torch.no_grad():
-            W = self._shrunk(self.derive(torch.float64))
-        basis = frame.source
+        W, basis = self._shrunk(self.derive(torch.float64)), frame.source
         assert isinstance(basis, DenseDFT)
         norm = largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
-        size = (shape[1] // stride, shape[2] // stride)
-        apply = lambda x: on_lattices(unshuffle(x, stride), W, basis, k)  # noqa: E731
+        apply = lambda x: on_lattices(x, W, basis, k)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound, the same for every size."""
-        side = self.kernel_size * self.unshuffle.factor
-        return self.proved((self.image_channels, side, side)).lipschitz
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.unshuffle.factor}"
-        )
+    def bound_for_every_size(self) -> float:
+        """Return the bound on the kernel's own grid, which all others share."""
+        side = self.kernel_size * self.stride
+        return self.proved((self.in_channels, side, side)).lipschitz
 
 
 def on_lattices(x: Tensor, W: Tensor, basis: DenseDFT, k: int) -> Tensor:

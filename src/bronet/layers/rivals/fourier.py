@@ -14,10 +14,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.residual_kernel import IdentityResidual
-from bronet.layers.rivals.arguments import require_convolution, require_size
-from bronet.layers.shape import PixelUnshuffle, unshuffle
+from bronet.errors import BronetError
+from bronet.layers.base import like_input
+from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.cayley import cayley
 from bronet.ortho.cholesky import cholesky_orthogonal
@@ -38,16 +38,19 @@ class GridKey(NamedTuple):
     dtype: torch.dtype
 
 
-class FourierConv2d(DerivedLayer[Tensor]):
-    """A convolution given by a matrix for each frequency, for images of any size.
+class FourierConv2d(Convolution[Tensor]):
+    """A convolution given by a matrix for each frequency; arguments as in `Convolution`, and `residual_depth`.
+
+    Where the channels differ (after the stride), the layer is semi-orthogonal. The parameter has `kernel_size` taps per
+    axis; the convolution itself reaches over the whole padded grid.
 
     Args:
-        in_channels, out_channels: where they differ, the layer is semi-orthogonal.
-        kernel_size: taps of the parameter per axis; the convolution reaches over the whole padded grid.
-        stride: turned into channels by a pixel unshuffle before the convolution.
-        circular: wrap around the image instead of padding it with zeros and cropping it afterwards.
+        padding: zeros on each side, any number of at least one, which are cropped again afterwards.
         residual_depth: L of the parameter I + alpha / sqrt(L) V; none by default.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
+    least_padding: ClassVar[int | None] = 1
 
     def __init__(
         self,
@@ -56,33 +59,32 @@ class FourierConv2d(DerivedLayer[Tensor]):
         kernel_size: int = 3,
         *,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
         residual_depth: int | None = None,
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        require_convolution(in_channels, out_channels, kernel_size)
-        self.unshuffle = PixelUnshuffle(stride)
-        self.image_channels = in_channels
-        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
-        self.kernel_size, self.padding = kernel_size, 0 if circular else kernel_size // 2
-        shape = (out_channels, self.in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.residual = (
-            None
-            if residual_depth is None
-            else IdentityResidual(out_channels, residual_depth, device=device, dtype=dtype)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
         )
+        if residual_depth is not None and "residual_depth" not in self.options:
+            raise BronetError(f"residual_depth must be left out for a {type(self).__name__}, got {residual_depth!r}")
+        shape = (out_channels, self.inner_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.residual = residual_of(out_channels, residual_depth, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start at the identity kernel, or near it with the residual re-parameterisation."""
-        if self.residual is None:
-            nn.init.dirac_(self.weight)
-        else:
-            nn.init.normal_(self.weight, std=1 / (self.weight.shape[0] * self.kernel_size**2))
-            self.residual.reset_parameters()
+        start_near_identity(self.weight, self.residual)
 
     @abstractmethod
     def orthogonalize(self, V: Tensor) -> Tensor:
@@ -90,41 +92,30 @@ class FourierConv2d(DerivedLayer[Tensor]):
 
     def spectrum(self, grid: tuple[int, int], *, dense: bool, dtype: torch.dtype) -> Tensor:
         """Return the parameter's matrix at every frequency, computed in this precision."""
-        weight = self.weight.to(dtype)
-        kernel = weight if self.residual is None else self.residual(weight)
-        return centred_spectrum(kernel, grid, dense=dense)
+        return centred_spectrum(with_residual(self.weight.to(dtype), self.residual), grid, dense=dense)
 
     def derive(self, key: object) -> Tensor:
         assert isinstance(key, GridKey)
         return real_blocks(self.orthogonalize(self.spectrum(key.grid, dense=key.dense, dtype=key.dtype)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.image_channels, type(self).__name__)
-        x = self.unshuffle(x)
-        windows = self._windows((x.shape[-2], x.shape[-1]))
+    def convolve(self, x: Tensor) -> Tensor:
+        windows = self.windows((x.shape[-2], x.shape[-1]))
         dense = is_dense(windows.source.grid, x.device)
-        precision = self.precision_for(x)
-        W = self.derived(GridKey(windows.source.grid, dense, precision))
-        if not torch.is_autocast_enabled(x.device.type):
-            W = W.to(x.dtype)
+        W = like_input(self.derived(GridKey(windows.source.grid, dense, self.precision_for(x))), x)
         basis = real_dft(windows.source, dense=dense, dtype=W.dtype, device=x.device)
         return apply_spectrum(x, W, basis)
 
-    def _windows(self, size: tuple[int, int]) -> Windows:
+    def windows(self, size: tuple[int, int]) -> Windows:
+        """Return where an image of this size lies on the padded grid."""
         return Windows.of(size, self.padding, keep_padding=False)
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.image_channels, type(self).__name__, images=True)
-        stride = self.unshuffle.factor
-        size = (shape[1] // stride, shape[2] // stride)
-        windows = self._windows(size)
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        windows = self.windows(size)
         frame = FourierFrame.of(windows, self.weight.device)
-        with torch.no_grad():
-            V = self.spectrum(windows.source.grid, dense=frame.dense, dtype=torch.float64)
-            W = real_blocks(self.orthogonalize(V))
+        W = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
         remark, norm = self.remark(W), largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
-        apply = lambda x: apply_spectrum(unshuffle(x, stride), W, frame.source)  # noqa: E731
+        apply = lambda x: apply_spectrum(x, W, frame.source)  # noqa: E731
         proved = linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
         return replace(proved, remark=remark)
 
@@ -132,47 +123,17 @@ class FourierConv2d(DerivedLayer[Tensor]):
         """Return what a reader of a certificate should know of the matrices W; nothing by default."""
         return ""
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound for this size, which must be given: other sizes have other frequencies."""
-        return self.proved((self.image_channels, *require_size(input_size, type(self).__name__))).lipschitz
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.unshuffle.factor}, padding={self.padding}"
-        )
-
-
-def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:
-    """Return D' W D x for (b, c, h, w) images; the memory order of the result is (h, w, c, b)."""
-    b, c, h, w = x.shape
-    pixels = x.permute(2, 3, 1, 0).reshape(h * w, c, b)
-    y = basis.synthesis(W @ basis.analysis(pixels))
-    return y.view(h, w, W.shape[-2] // 2, b).permute(3, 2, 0, 1)
-
 
 class CayleyConv2d(FourierConv2d):
-    """x -> (I - A)(I + A)^-1 x with A = V - V*; arguments as in FourierConv2d.
+    """x -> (I - A)(I + A)^-1 x with A = V - V* (Trockman and Kolter 2021); arguments as in `Convolution`.
 
-    There is no residual re-parameterisation: its identity would cancel in V - V*, and V = 0 is the identity already.
+    Orthogonal for every parameter, up to rounding. Where channels differ, the tall form of the transform is used, with
+    a solve of the smaller size. There is no residual re-parameterisation: its identity would cancel in V - V*, and
+    V = 0 is the identity already.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset()
     recordable: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        circular: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride=stride, circular=circular, device=device, dtype=dtype
-        )
 
     def reset_parameters(self) -> None:
         """Start like a plain convolution (uniform, variance 1 / (3 c_in k^2)), as the published layer does."""
@@ -183,9 +144,21 @@ class CayleyConv2d(FourierConv2d):
 
 
 class CholeskyConv2d(FourierConv2d):
-    """x -> L^-1 V x at every frequency; arguments as in FourierConv2d. The ridge is that of the dense layer."""
+    """x -> L^-1 V x at every frequency, L L* = V V* + ridge (Hu et al. 2024, per frequency as in Table 3).
+
+    Singular values s / sqrt(s^2 + e): at most one for every parameter, and close to one where V is well conditioned.
+    The ridge is that of the dense layer. Arguments as in `FourierConv2d`.
+    """
 
     recordable: ClassVar[bool] = False
 
     def orthogonalize(self, V: Tensor) -> Tensor:
         return cholesky_orthogonal(V, ridge=CHOLESKY_RIDGE)
+
+
+def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:
+    """Return D' W D x for (b, c, h, w) images; the memory order of the result is (h, w, c, b)."""
+    b, c, h, w = x.shape
+    pixels = x.permute(2, 3, 1, 0).reshape(h * w, c, b)
+    y = basis.synthesis(W @ basis.analysis(pixels))
+    return y.view(h, w, W.shape[-2] // 2, b).permute(3, 2, 0, 1)

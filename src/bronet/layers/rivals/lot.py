@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers.rivals.fourier import FourierConv2d
+from bronet.layers.base import require_counts
+from bronet.layers.convolution import PaddingMode
+from bronet.layers.rivals.fourier import FourierConv2d, GridKey
 from bronet.ortho.lot import LOT_STEPS, lot_orthogonal
 from bronet.ortho.real_dft import is_dense
-from bronet.ortho.spectrum import real_blocks
 
 # A layer whose worst singular value is further from one than this is called not converged.
 CONVERGED = 1e-3
@@ -43,7 +44,7 @@ class LOTConv2d(FourierConv2d):
     Not guaranteed: that the limit is reached. On a nearly singular V more than about 50 steps diverge, which a proof
     refuses.
 
-    Args: see FourierConv2d; `steps` of Newton's iteration, 10 in the published layer.
+    Args: as in `FourierConv2d`; `steps` of Newton's iteration, 10 in the published layer.
     """
 
     def __init__(
@@ -54,20 +55,23 @@ class LOTConv2d(FourierConv2d):
         *,
         steps: int = LOT_STEPS,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
         residual_depth: int | None = None,
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if steps < 1:
-            raise BronetError(f"steps of LOT's Newton iteration must be at least 1, got {steps}")
+        require_counts(steps=steps)
         super().__init__(
             in_channels,
             out_channels,
             kernel_size,
             stride=stride,
-            circular=circular,
+            padding=padding,
+            padding_mode=padding_mode,
             residual_depth=residual_depth,
+            input_size=input_size,
             device=device,
             dtype=dtype,
         )
@@ -78,11 +82,9 @@ class LOTConv2d(FourierConv2d):
 
     @torch.no_grad()
     def convergence(self, input_size: tuple[int, int]) -> Convergence:
-        """Return how far the iteration came for images of this size, in float64."""
-        stride = self.unshuffle.factor
-        grid = self._windows((input_size[0] // stride, input_size[1] // stride)).source.grid
-        V = self.spectrum(grid, dense=is_dense(grid, self.weight.device), dtype=torch.float64)
-        return self._convergence(real_blocks(self.orthogonalize(V)))
+        """Return how far the iteration came for images of this size (before the stride), in float64."""
+        grid = self.windows((input_size[0] // self.stride, input_size[1] // self.stride)).source.grid
+        return self._convergence(self.derive(GridKey(grid, is_dense(grid, self.weight.device), torch.float64)))
 
     def _convergence(self, W: Tensor) -> Convergence:
         m, n = W.shape[-2] // 2, W.shape[-1] // 2

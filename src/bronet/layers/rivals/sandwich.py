@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.rivals.arguments import require_convolution, require_size
+from bronet.layers.base import like_input
+from bronet.layers.convolution import Convolution, PaddingMode
 from bronet.layers.rivals.fourier import GridKey, apply_spectrum
-from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.cayley import cayley
 from bronet.ortho.real_dft import is_dense, real_dft
@@ -33,12 +32,14 @@ class Halves(NamedTuple):
     out: Tensor
 
 
-class SandwichConv2d(DerivedLayer[Halves]):
+class SandwichConv2d(Convolution[Halves]):
     """A nonlinear 1-Lipschitz convolution for images of any size; its hidden layer has c_out channels.
 
-    Args: as in FourierConv2d.
+    Args: as in `Convolution`.
+        padding: zeros on each side, any number of at least one, which are cropped again afterwards.
     """
 
+    least_padding: ClassVar[int | None] = 1
     recordable: ClassVar[bool] = False
 
     def __init__(
@@ -48,17 +49,22 @@ class SandwichConv2d(DerivedLayer[Halves]):
         kernel_size: int = 3,
         *,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        require_convolution(in_channels, out_channels, kernel_size)
-        self.unshuffle = PixelUnshuffle(stride)
-        self.image_channels = in_channels
-        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
-        self.kernel_size, self.padding = kernel_size, 0 if circular else kernel_size // 2
-        shape = (out_channels + self.in_channels, out_channels, kernel_size, kernel_size)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+        )
+        shape = (out_channels + self.inner_channels, out_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
         self.log_psi = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
@@ -78,33 +84,25 @@ class SandwichConv2d(DerivedLayer[Halves]):
     def _shift(self, dtype: torch.dtype) -> Tensor:
         return (self.log_psi.to(dtype).exp() * self.bias.to(dtype))[:, None, None]
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.image_channels, "SandwichConv2d")
-        x = self.unshuffle(x)
+    def convolve(self, x: Tensor) -> Tensor:
         window = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=False).source
         dense = is_dense(window.grid, x.device)
-        precision = self.precision_for(x)
-        into, out = self.derived(GridKey(window.grid, dense, precision))
-        if not torch.is_autocast_enabled(x.device.type):
-            into, out = into.to(x.dtype), out.to(x.dtype)
+        derived = self.derived(GridKey(window.grid, dense, self.precision_for(x)))
+        into, out = (like_input(half, x) for half in derived)
         basis = real_dft(window, dense=dense, dtype=into.dtype, device=x.device)
         hidden = F.relu(apply_spectrum(x, into, basis) + self._shift(x.dtype))
         return apply_spectrum(hidden, out, basis)
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.image_channels, "SandwichConv2d", images=True)
-        stride = self.unshuffle.factor
-        size = (shape[1] // stride, shape[2] // stride)
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=False)
         frame = FourierFrame.of(windows, self.weight.device)
-        with torch.no_grad():
-            into, out = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
-            shift = self._shift(torch.float64)
+        into, out = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+        shift = self._shift(torch.float64)
         both = largest_singular_value(torch.cat((into.mT, out), dim=-2))
         lipschitz = up(both**2 / 2 * frame.norm**4)
 
         def apply(x: Tensor) -> Tensor:
-            hidden = F.relu(apply_spectrum(unshuffle(x, stride), into, frame.source) + shift)
+            hidden = F.relu(apply_spectrum(x, into, frame.source) + shift)
             return apply_spectrum(hidden, out, frame.source)
 
         first = [*frame.analysis(), Product(both, absolute_norm(into), into.shape[-1]), *frame.synthesis()]
@@ -112,16 +110,6 @@ class SandwichConv2d(DerivedLayer[Halves]):
         size_of_shift = up(float(shift.norm()) * (size[0] * size[1]) ** 0.5)
         gain, offset = _rounding(first, second, size_of_shift)
         return ProvedMap(apply, (self.out_channels, *size), lipschitz, gain, offset)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound for this size, which must be given."""
-        return self.proved((self.image_channels, *require_size(input_size, "SandwichConv2d"))).lipschitz
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.unshuffle.factor}, padding={self.padding}"
-        )
 
 
 def _rounding(first: list[Product], second: list[Product], shift: float) -> tuple[float, float]:

@@ -6,15 +6,15 @@ carries.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel
+from bronet.layers.base import like_input, require_counts
+from bronet.layers.convolution import Convolution, PaddingMode
 from bronet.layers.rivals.spatial import convolve_kept_size
-from bronet.layers.shape import PixelUnshuffle, unshuffle
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.skew import largest_skew_norm, reshapings, skew_kernel
 from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
@@ -30,21 +30,21 @@ LARGEST_KERNEL = 501
 """Terms of the series grow up to e^(0.7 k) before they shrink, which must stay far below the largest float64."""
 
 
-class SOCConv2d(DerivedLayer[Tensor]):
+class SOCConv2d(Convolution[Tensor]):
     """x -> sum over j < terms of A^j x / j!, A skew-symmetric of norm at most 0.7 k, at max(c_in, c_out) channels.
 
     Guaranteed: norm at most 1 + the truncated rest of the series, for every parameter and image size. The bound and the
     proved map are those of evaluation, where the rest is below 1e-8; in training, with three by three taps and 6 terms,
     it is below 18 % of the input, and far below where A does not reach its bound.
 
-    Args:
-        in_channels, out_channels: missing channels are zeros, superfluous ones are dropped.
+    Args: as in `Convolution`; missing channels are zeros, superfluous ones are dropped.
         kernel_size: odd.
         training_terms, evaluation_terms: terms of the series, the identity included. Evaluation takes as many as leave
             out less than 1e-8 if it is not told: 16 for three by three taps.
-        stride: turned into channels by a pixel unshuffle before the convolution.
-        circular: wrap around the image instead of padding it with zeros; orthogonal (up to truncation) both ways.
+        padding_mode: the layer is orthogonal (up to truncation) both ways.
     """
+
+    needs_odd_kernel: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,25 +55,30 @@ class SOCConv2d(DerivedLayer[Tensor]):
         training_terms: int = TRAINING_TERMS,
         evaluation_terms: int | None = None,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        require_convolution(in_channels, out_channels, kernel_size)
-        require_odd_kernel(kernel_size, "SOCConv2d")
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+        )
         if kernel_size > LARGEST_KERNEL:
             raise BronetError(f"kernel_size of SOCConv2d must be at most {LARGEST_KERNEL}, got {kernel_size}")
         if evaluation_terms is None:
             evaluation_terms = negligible_from(largest_skew_norm(kernel_size))
+        require_counts(training_terms=training_terms, evaluation_terms=evaluation_terms)
         if min(training_terms, evaluation_terms) < 2:
             raise BronetError(f"SOC needs at least 2 terms, got {training_terms} in training, {evaluation_terms} after")
         self.training_terms, self.evaluation_terms = training_terms, evaluation_terms
-        self.unshuffle = PixelUnshuffle(stride)
-        self.image_channels = in_channels
-        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
-        self.kernel_size, self.circular = kernel_size, circular
-        c = max(self.in_channels, out_channels)
+        c = max(self.inner_channels, out_channels)
         self.weight = nn.Parameter(torch.empty(c, c, kernel_size, kernel_size, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -88,12 +93,8 @@ class SOCConv2d(DerivedLayer[Tensor]):
         assert isinstance(key, torch.dtype)
         return skew_kernel(self.weight.to(key))
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.image_channels, "SOCConv2d")
-        x = self.unshuffle(x)
-        kernel = self.derived(self.precision_for(x))
-        if not torch.is_autocast_enabled(x.device.type):
-            kernel = kernel.to(x.dtype)
+    def convolve(self, x: Tensor) -> Tensor:
+        kernel = like_input(self.derived(self.precision_for(x)), x)
         terms = self.training_terms if self.training else self.evaluation_terms
         term = total = embed_channels(x, self.weight.shape[0], dim=1)
         for j in range(1, terms):
@@ -106,16 +107,13 @@ class SOCConv2d(DerivedLayer[Tensor]):
         with torch.no_grad():
             return rest_of_series(skew_norm(self.derive(torch.float64)), terms)
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.image_channels, "SOCConv2d", images=True)
-        stride, c = self.unshuffle.factor, self.weight.shape[0]
-        with torch.no_grad():
-            kernel = self.derive(torch.float64)
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        c, kernel = self.weight.shape[0], self.derive(torch.float64)
         s, terms = skew_norm(kernel), self.evaluation_terms
         channels, circular = self.out_channels, self.circular
 
         def apply(x: Tensor) -> Tensor:
-            term = total = embed_channels(unshuffle(x, stride), c, dim=1)
+            term = total = embed_channels(x, c, dim=1)
             for j in range(1, terms):
                 term = patch_convolution(term, kernel, circular=circular) / j
                 total = total + term
@@ -123,19 +121,14 @@ class SOCConv2d(DerivedLayer[Tensor]):
 
         length = c * self.kernel_size**2
         gain = _series_gain(s, absolute_convolution_norm(kernel), length, terms)
-        size = (shape[1] // stride, shape[2] // stride)
         return ProvedMap(apply, (self.out_channels, *size), up(1 + rest_of_series(s, terms)), gain, UNDERFLOW)
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return 1 + the truncation error of evaluation, for every size."""
+    def bound_for_every_size(self) -> float:
+        """Return 1 + the truncation error of evaluation."""
         return up(1 + self.truncation_error(self.evaluation_terms))
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.unshuffle.factor}, circular={self.circular}, "
-            f"terms=({self.training_terms}, {self.evaluation_terms})"
-        )
+        return f"{super().extra_repr()}, terms=({self.training_terms}, {self.evaluation_terms})"
 
 
 def skew_norm(kernel: Tensor) -> float:

@@ -1,18 +1,24 @@
-"""Convolutions with an explicit kernel: AOL, BCOP, and a plain one for comparing cost.
+"""Convolutions with an explicit kernel that keep the image's size: AOL, BCOP, and a plain one for comparing cost.
 
-The image keeps its size; a stride is a pixel unshuffle before. Proofs go through patches and matrix products.
+AOL, the almost-orthogonal layer (Prach and Lampert 2022), rescales its kernel by absolute sums of its autocorrelation.
+Its norm is at most one for every parameter and every image size, by the layer's own theorem, with rounding counted.
+Nothing keeps the small singular values from zero: it becomes almost orthogonal only if training makes it so.
+
+BCOP (Li et al. 2019) makes an orthogonal kernel by block convolution of projections. It is orthogonal with circular
+edges where Bjorck's iteration has converged, whose residual only shrinks singular values, and a contraction with zeros.
+
+Proofs are of the kernel that came out, and go through patches and matrix products.
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.errors import BronetError
-from bronet.layers.base import DerivedLayer, require_channels, require_shape
-from bronet.layers.rivals.arguments import require_convolution, require_odd_kernel, require_size
-from bronet.layers.shape import PixelUnshuffle, unshuffle
+from bronet.layers.base import like_input, require_counts
+from bronet.layers.convolution import Convolution, PaddingMode
 from bronet.ortho.bcop import BJORCK_STEPS, bcop_kernel
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.proof.convolution import (
@@ -25,26 +31,10 @@ from bronet.proof.convolution import (
 from bronet.proof.proved_map import Product, ProvedMap, linear
 
 
-class SpatialConv2d(DerivedLayer[Tensor]):
-    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, for images of any size.
+class SpatialConv2d(Convolution[Tensor]):
+    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, k odd; arguments as in `Convolution`."""
 
-    Args:
-        in_channels, out_channels: before the pixel unshuffle, after the convolution.
-        kernel_size: odd, so that the image keeps its size.
-        stride: turned into channels by a pixel unshuffle before the convolution.
-        circular: wrap around the image instead of padding it with zeros.
-    """
-
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, circular: bool = False
-    ) -> None:
-        super().__init__()
-        require_convolution(in_channels, out_channels, kernel_size)
-        require_odd_kernel(kernel_size, type(self).__name__)
-        self.unshuffle = PixelUnshuffle(stride)
-        self.image_channels = in_channels
-        self.in_channels, self.out_channels = in_channels * stride**2, out_channels
-        self.kernel_size, self.circular = kernel_size, circular
+    needs_odd_kernel: ClassVar[bool] = True
 
     @abstractmethod
     def derive(self, key: object) -> Tensor:
@@ -54,35 +44,20 @@ class SpatialConv2d(DerivedLayer[Tensor]):
         """Return a proved upper bound on the norm of the convolution with this kernel on images of this size."""
         return kept_size_norm(kernel, size, circular=self.circular)
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.image_channels, type(self).__name__)
-        x = self.unshuffle(x)
-        kernel = self.derived(self.precision_for(x))
-        if not torch.is_autocast_enabled(x.device.type):
-            kernel = kernel.to(x.dtype)
+    def convolve(self, x: Tensor) -> Tensor:
+        kernel = like_input(self.derived(self.precision_for(x)), x)
         return convolve_kept_size(x, kernel, circular=self.circular)
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.image_channels, type(self).__name__, images=True)
-        stride = self.unshuffle.factor
-        size = (shape[1] // stride, shape[2] // stride)
-        with torch.no_grad():
-            kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
-        norm = self.kernel_norm(kernel, size)
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        kernel = self.derive(torch.float64).clone()  # a float64 parameter may be the kernel itself
+        norm, circular = self.kernel_norm(kernel, size), self.circular
         products = [Product(norm, absolute_convolution_norm(kernel), kernel[0].numel())]
-        circular = self.circular
-        apply = lambda x: patch_convolution(unshuffle(x, stride), kernel, circular=circular)  # noqa: E731
+        apply = lambda x: patch_convolution(x, kernel, circular=circular)  # noqa: E731
         return linear(apply, (self.out_channels, *size), products, norm)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.image_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.unshuffle.factor}, circular={self.circular}"
-        )
 
 
 class KernelConv2d(SpatialConv2d):
-    """One whose parameter has the shape of its kernel; arguments as in SpatialConv2d."""
+    """One whose parameter has the shape of its kernel; arguments as in `Convolution`."""
 
     def __init__(
         self,
@@ -91,12 +66,22 @@ class KernelConv2d(SpatialConv2d):
         kernel_size: int = 3,
         *,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, circular=circular)
-        shape = (out_channels, self.in_channels, kernel_size, kernel_size)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+        )
+        shape = (out_channels, self.inner_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -105,16 +90,8 @@ class KernelConv2d(SpatialConv2d):
         """Start anew."""
 
 
-def convolve_kept_size(x: Tensor, kernel: Tensor, *, circular: bool) -> Tensor:
-    """Return the library's convolution with edges such that the image keeps its size; odd kernels."""
-    margin = kernel.shape[-1] // 2
-    if circular:
-        return F.conv2d(pad_edges(x, margin, circular=True), kernel)
-    return F.conv2d(x, kernel, padding=margin)
-
-
 class AOLConv2d(KernelConv2d):
-    """x -> K T^-1/2 x, T_i the absolute sum of row i of the kernel's autocorrelation; arguments as in SpatialConv2d."""
+    """x -> K T^-1/2 x, T_i the absolute sum of row i of the kernel's autocorrelation; arguments as in `Convolution`."""
 
     def reset_parameters(self) -> None:
         """Start at the identity kernel, where the rescaling does nothing."""
@@ -126,22 +103,35 @@ class AOLConv2d(KernelConv2d):
 
     def _rescaled(self, dtype: torch.dtype) -> Rescaled:
         weight = self.weight.to(dtype)
-        return rescaled(weight, weight.new_ones(self.in_channels))
+        return rescaled(weight, weight.new_ones(self.inner_channels))
 
     def kernel_norm(self, kernel: Tensor, size: tuple[int, int]) -> float:
-        with torch.no_grad():
-            return weighted_sum_norm(kernel, self._rescaled(torch.float64).weights)
+        return weighted_sum_norm(kernel, self._rescaled(torch.float64).weights)
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound, the same for every size."""
-        with torch.no_grad():
-            return weighted_sum_norm(*self._rescaled(torch.float64))
+    @torch.no_grad()
+    def bound_for_every_size(self) -> float:
+        return weighted_sum_norm(*self._rescaled(torch.float64))
+
+
+class StandardConv2d(KernelConv2d):
+    """x -> K x; arguments as in `Convolution`. Nothing constrains its norm, which is bounded as stored.
+
+    Training may let that bound grow without limit: the layer is there for comparing cost.
+    """
+
+    def reset_parameters(self) -> None:
+        """Start from normals that keep the variance (Kaiming, linear)."""
+        nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
+
+    def derive(self, key: object) -> Tensor:
+        assert isinstance(key, torch.dtype)
+        return self.weight.to(key)
 
 
 class BCOPConv2d(SpatialConv2d):
     """A (semi-)orthogonal core matrix and 2 (k - 1) projections of half rank on the smaller side.
 
-    Args: as in SpatialConv2d; `steps` of Bjorck's iteration, 20 in the published layer.
+    Args: as in `Convolution`; `steps` of Bjorck's iteration, 20 in the published layer.
     """
 
     def __init__(
@@ -152,18 +142,26 @@ class BCOPConv2d(SpatialConv2d):
         *,
         steps: int = BJORCK_STEPS,
         stride: int = 1,
-        circular: bool = False,
+        padding: int | None = None,
+        padding_mode: PaddingMode = "zeros",
+        input_size: tuple[int, int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, circular=circular)
-        if steps < 1:
-            raise BronetError(f"steps of Bjorck's iteration must be at least 1, got {steps}")
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+        )
+        require_counts(steps=steps)
         self.steps = steps
-        c = min(self.in_channels, out_channels)
-        self.core = nn.Parameter(torch.empty(out_channels, self.in_channels, device=device, dtype=dtype))
-        shape = (2 * (kernel_size - 1), c, max(1, c // 2))
-        halves = torch.empty(shape, device=device, dtype=dtype)
+        c = min(self.inner_channels, out_channels)
+        self.core = nn.Parameter(torch.empty(out_channels, self.inner_channels, device=device, dtype=dtype))
+        halves = torch.empty(2 * (kernel_size - 1), c, max(1, c // 2), device=device, dtype=dtype)
         # A 1 x 1 kernel is the core alone. An empty parameter would never get a gradient.
         self.halves = nn.Parameter(halves) if kernel_size > 1 else None
         self.reset_parameters()
@@ -182,22 +180,10 @@ class BCOPConv2d(SpatialConv2d):
         halves = self.halves.to(key) if self.halves is not None else None
         return bcop_kernel(self.core.to(key), halves, steps=self.steps)
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound for this size, which must be given."""
-        return self.proved((self.image_channels, *require_size(input_size, "BCOPConv2d"))).lipschitz
 
-
-class StandardConv2d(KernelConv2d):
-    """x -> K x; arguments as in SpatialConv2d. No guarantee on its norm, which is bounded as stored."""
-
-    def reset_parameters(self) -> None:
-        """Start from normals that keep the variance (Kaiming, linear)."""
-        nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
-
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
-        return self.weight.to(key)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        """Return the proved bound for this size, which must be given."""
-        return self.proved((self.image_channels, *require_size(input_size, "StandardConv2d"))).lipschitz
+def convolve_kept_size(x: Tensor, kernel: Tensor, *, circular: bool) -> Tensor:
+    """Return the library's convolution with edges such that the image keeps its size; odd kernels."""
+    margin = kernel.shape[-1] // 2
+    if circular:
+        return F.conv2d(pad_edges(x, margin, circular=True), kernel)
+    return F.conv2d(x, kernel, padding=margin)

@@ -1,0 +1,173 @@
+"""What every convolution of the library has in common: the same arguments with the same meaning, and one bound.
+
+A kind of convolution says how an image becomes another one and what is proved of it; strides, checks, errors and the
+question of the image's size are answered here. `layers.registry` names the kinds.
+"""
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from bronet.errors import BronetError
+from bronet.layers.base import IMAGE_AXES, DerivedLayer, checked_shape, require_channels, require_counts, require_shape
+from bronet.layers.shape import require_multiples, unshuffle
+from bronet.proof.proved_map import ProvedMap
+
+T = TypeVar("T")
+PaddingMode = Literal["zeros", "circular"]
+
+
+class Convolution(DerivedLayer[T], Generic[T]):
+    """A Lipschitz layer from images (b, in_channels, h, w) to images of `out_channels`, of any size.
+
+    Every kind takes the arguments below, and `device` and `dtype` of its parameters. `options` names what it takes
+    besides. A kind that cannot do what an argument asks for refuses it at construction.
+
+    No kind adds a bias to its output: `Bias`, or `Centring` with its bias, is a layer of its own. The `bias` of CPL,
+    SLL and Sandwich lies inside of them.
+
+    The output has the shape (b, c, h, w), but its memory order may be (h, w, c, b), which the next layer reads without
+    a copy. Flatten it with `Flatten` or `.reshape`; `.view` may refuse.
+
+    Args:
+        in_channels, out_channels: of the images that come in and go out; any two numbers.
+        kernel_size: taps per axis, one number for both.
+        stride: the output is smaller by this factor. Patches of stride x stride pixels become channels first, so that
+            nothing is lost, and images must be multiples of the stride. (The one exception is
+            `LipschitzRegularizedConv2d`, an ordinary strided convolution.)
+        padding: zeros on each side of the image, after the stride; by default kernel_size // 2.
+        padding_mode: "zeros", or "circular" where the image wraps around instead and `padding` must be left out.
+        input_size: height and width of the images before the stride, where they are known: what `lipschitz_bound`
+            takes if it is given no size. The layer still takes images of any size.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
+    padding_modes: ClassVar[tuple[PaddingMode, ...]] = get_args(PaddingMode)
+    least_padding: ClassVar[int | None] = None
+    """The least amount of zeros that may be chosen; None where only kernel_size // 2 is possible."""
+    needs_odd_kernel: ClassVar[bool] = False
+    unshuffles: ClassVar[bool] = True
+    """Whether a stride is a pixel unshuffle before the convolution."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int,
+        padding: int | None,
+        padding_mode: PaddingMode,
+        input_size: tuple[int, int] | None,
+    ) -> None:
+        super().__init__()
+        require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        if self.needs_odd_kernel and kernel_size % 2 == 0:
+            name = type(self).__name__
+            raise BronetError(f"kernel_size of {name} must be odd (its kernel needs a middle tap), got {kernel_size}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride = kernel_size, stride
+        self.padding_mode = self._checked_mode(padding_mode)
+        self.padding = self._checked_padding(padding)
+        self.input_size = None if input_size is None else self._checked_size(input_size)
+
+    @property
+    def factor(self) -> int:
+        """The side of the patches that become channels before the convolution."""
+        return self.stride if self.unshuffles else 1
+
+    @property
+    def inner_channels(self) -> int:
+        """The input channels of the kernel: those of the image after the pixel unshuffle."""
+        return self.in_channels * self.factor**2
+
+    @property
+    def circular(self) -> bool:
+        """Whether the image wraps around."""
+        return self.padding_mode == "circular"
+
+    @abstractmethod
+    def convolve(self, x: Tensor) -> Tensor:
+        """Return the output for images of `inner_channels`, those after the pixel unshuffle."""
+
+    @abstractmethod
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        """Return the proof of `convolve` in float64 for images of this size; called without gradients."""
+
+    def bound_for_every_size(self) -> float | None:
+        """Return an upper bound on the Lipschitz constant that holds for images of every size, if there is one."""
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        name = type(self).__name__
+        require_channels(x, self.in_channels, name)
+        if x.ndim != 1 + IMAGE_AXES:
+            raise BronetError(f"{name} expects images (b, c, h, w), got an input of shape {tuple(x.shape)}")
+        return self.convolve(unshuffle(x, self.factor))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.in_channels, type(self).__name__, images=True)
+        (_, h, w), factor = shape, self.factor
+        require_multiples((h, w), factor)
+        with torch.no_grad():
+            inner = self.proved_convolve((h // factor, w // factor))
+        apply = inner.apply
+        return inner if factor == 1 else replace(inner, apply=lambda x: apply(unshuffle(x, factor)))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        """Return a proved upper bound on the Lipschitz constant for images of this size, before the stride.
+
+        Without a size: a bound for images of every size where the layer has one, otherwise the bound for the size that
+        was given at construction.
+        """
+        if input_size is None:
+            bound = self.bound_for_every_size()
+            if bound is not None:
+                return bound
+            input_size = self.input_size
+        if input_size is None:
+            name = type(self).__name__
+            raise BronetError(f"input_size must be given to bound a {name}, whose norm depends on it, got None")
+        return self.proved((self.in_channels, *self._checked_size(input_size))).lipschitz
+
+    def extra_repr(self) -> str:
+        mode = f"padding_mode={self.padding_mode!r}" if self.circular else f"padding={self.padding}"
+        channels = f"{self.in_channels}, {self.out_channels}"
+        return f"{channels}, kernel_size={self.kernel_size}, stride={self.stride}, {mode}"
+
+    def _checked_mode(self, mode: PaddingMode) -> PaddingMode:
+        if mode not in self.padding_modes:
+            known = " or ".join(map(repr, self.padding_modes))
+            raise BronetError(f"padding_mode of {type(self).__name__} must be {known}, got {mode!r}")
+        return mode
+
+    def _checked_padding(self, padding: int | None) -> int:
+        """Return the zeros on each side."""
+        name, kept = type(self).__name__, self.kernel_size // 2
+        if padding is None:
+            return 0 if self.circular else kept
+        if self.circular:
+            raise BronetError(
+                f"padding must be left out with padding_mode='circular', which adds none, got {padding!r}"
+            )
+        least = self.least_padding
+        if type(padding) is int and (padding == kept or (least is not None and padding >= least)):
+            return padding
+        if least is None:
+            raise BronetError(f"padding of {name} must be kernel_size // 2 = {kept} or left out, got {padding!r}")
+        instead = "; padding_mode='circular' adds none" if least > 0 and "circular" in self.padding_modes else ""
+        raise BronetError(f"padding of {name} must be a whole number of at least {least}, got {padding!r}{instead}")
+
+    def _checked_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        sizes = checked_shape(size, "input_size")
+        if len(sizes) != IMAGE_AXES - 1:
+            raise BronetError(f"input_size must be a height and a width, such as (32, 32), got {size!r}")
+        h, w = sizes
+        require_multiples((h, w), self.factor)
+        return h, w
+
+
+AnyConvolution = Convolution[Any]
