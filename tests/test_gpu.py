@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from bronet import BROConv2d
 from bronet.layers import Bias, Block, Centring, MaxMin
-from bronet.layers.execution import Beside, PreparedWeightLayer, ReflectorLayer
+from bronet.layers.execution import PreparedWeightLayer, ReflectorLayer, SideStream
 from bronet.layers.shape import unshuffle
 from bronet.models import build_model
 from bronet.ortho.inverse_factor import eliminated
@@ -157,11 +157,11 @@ def test_what_is_prepared_beside_the_forward_pass_changes_nothing() -> None:
 def test_memory_lent_by_other_work_is_not_given_away_while_it_is_read() -> None:
     """As happens where the stream of a layer's inverse is that of the next batch: such a user waits for nobody."""
     size, ones = 2**22, torch.ones(2**22, device="cuda")
-    beside = Beside(ones.device)
-    with beside():
+    side = SideStream(ones.device)
+    with side():
         stream, lent = torch.cuda.current_stream(), ones.clone()
     where = lent.data_ptr()
-    beside.lend([lent])
+    side.keep_until_read([lent])
     torch.cuda._sleep(200_000_000)  # a tenth of a second: the reading is queued, and far from done
     total = lent.sum()
     del lent

@@ -19,7 +19,7 @@ import torch
 
 from bronet.files import replace_bytes
 from bronet.layers import frozen
-from bronet.layers.execution import Beside
+from bronet.layers.execution import SideStream
 from bronet.models import build_model
 from bronet.recipe import Recipe, override
 from bronet.train.statistics import Tally
@@ -69,11 +69,11 @@ def measure(function: Callable[[], object], device: torch.device, *, repeats: in
 
 
 def _measure_cuda(function: Callable[[], object], device: torch.device, *, repeats: int, record: bool) -> list[float]:
-    beside = Beside(device)
-    with beside():
+    side = SideStream(device)
+    with side():
         for _ in range(WARM_UP):
             function()
-    beside.wait()
+    side.wait()
     run = function
     if record:
         graph = torch.cuda.CUDAGraph()

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from bronet.layers.base import DerivedLayer, without_autocast
 
 
-class Beside:
-    """A stream that starts behind all work queued so far; `with` it, what is queued runs beside the current stream.
+class SideStream:
+    """A stream of a GPU that starts behind all work queued so far; work queued in it runs beside the current stream.
 
-    A tensor computed there may be read after `wait`. Its memory is its stream's, and streams are few: another user of
-    this one, which need not wait for the reading, could be given the memory as soon as the tensor is let go of. `lend`
-    keeps it until the reading is over.
+    A tensor computed there may be read after `wait`. Its memory belongs to its stream, and streams are few: another
+    user of this one, which need not wait for the reading, could be given the memory as soon as the tensor is let go of.
+    `keep_until_read` prevents that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Beside:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    def lend(self, tensors: Iterable[Tensor]) -> None:
+    def keep_until_read(self, tensors: Iterable[Tensor]) -> None:
         """Wait, and keep the memory of tensors computed here until the current stream has read them, even if let go of.
 
         A graph that is being recorded has memory of its own, which no other work is given.
@@ -59,12 +59,12 @@ class Beside:
 
 def side_by_side(tasks: Sequence[Callable[[], object]], device: torch.device) -> None:
     """Run independent tasks, each beside the others: for tasks that are bound by latency."""
-    besides = [Beside(device) for _ in tasks]
-    for beside, task in zip(besides, tasks, strict=True):
-        with beside():
+    streams = [SideStream(device) for _ in tasks]
+    for side, task in zip(streams, tasks, strict=True):
+        with side():
             task()
-    for beside in besides:
-        beside.wait()
+    for side in streams:
+        side.wait()
 
 
 T = TypeVar("T")
@@ -77,12 +77,12 @@ class _Prepared(NamedTuple, Generic[T]):
     """A value, and the work that computes it."""
 
     value: T
-    work: Beside
+    work: SideStream
 
     def awaited(self) -> T:
         """Return the value for use on the current stream."""
         parts = self.value if isinstance(self.value, tuple) else (self.value,)
-        self.work.lend(part for part in parts if isinstance(part, Tensor))
+        self.work.keep_until_read(part for part in parts if isinstance(part, Tensor))
         return self.value
 
 
@@ -168,7 +168,7 @@ def prepared(module: nn.Module) -> Iterator[None]:
     weighted = [layer for layer in layers if isinstance(layer, PreparedWeightLayer)]
     if weighted and dist.is_initialized():
         weighted = []  # what averages gradients over processes would not wait for those computed beside the rest
-    works: list[Beside] = []
+    works: list[SideStream] = []
     try:
         works.extend(_prepare_inverses(reflectors))
         works.extend(_prepare_weights(weighted))
@@ -182,7 +182,7 @@ def prepared(module: nn.Module) -> Iterator[None]:
             layer.prepared_weight = None
 
 
-def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[Beside]:
+def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[SideStream]:
     """Give every layer its weight, each beside the others."""
     for layer in layers:
         if layer.last_key is not None:
@@ -190,14 +190,14 @@ def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[Besid
             with without_autocast(device.type):
                 source = layer.source(layer.last_key)
                 source = source.view_as(source)  # a parameter's own gradient is summed up where its optimiser waits
-                work = Beside(device)
+                work = SideStream(device)
                 with work():
                     layer.prepared_weight = _Prepared(layer.derive_from(source), work)
             yield work
 
 
 @torch.no_grad()
-def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[Beside]:
+def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[SideStream]:
     """Give every layer its inverse: equal layers in a few batches, all of these beside each other."""
     groups: dict[Inversion, list[ReflectorLayer[T]]] = defaultdict(list)
     for layer in layers:
@@ -207,12 +207,12 @@ def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[Beside]:
         yield from _invert_in_batches(inversion, group)
 
 
-def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[T]]) -> Iterator[Beside]:
+def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[T]]) -> Iterator[SideStream]:
     """Give equal layers their inverses, in batches that double: the first layer need not wait for the last."""
     count, device = 1, _device_of(layers[0])
     while layers:
         batch, layers = layers[:count], layers[count:]
-        work = Beside(device)
+        work = SideStream(device)
         with work(), without_autocast(device.type):
             inverses = inversion.invert([layer.V(inversion.precision) for layer in batch])
         for layer, inverse in zip(batch, inverses, strict=True):

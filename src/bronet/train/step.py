@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.errors import BronetError
-from bronet.layers.execution import Beside
+from bronet.layers.execution import SideStream
 from bronet.losses import (
     certificate_regularization,
     certificate_regularization_radius,
@@ -120,10 +120,10 @@ class TrainStep:
         self.pixels.copy_(pixels)
         self.labels.copy_(labels)
         if self.ordinary_steps < _WARM_UP:
-            beside = Beside(self.device)
-            with beside():
+            side = SideStream(self.device)
+            with side():
                 self._compute(self.pixels, self.labels)
-            beside.wait()
+            side.wait()
             self.ordinary_steps += 1
             return
         self.parameters.drop_gradients()
@@ -178,7 +178,7 @@ class TrainingForward(nn.Module):
         self.estimates_beside = beside and not any(layer.forward_uses_estimate for _, layer in model.chain())
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
-        estimates = Beside(pixels.device)
+        estimates = SideStream(pixels.device)
         with estimates() if self.estimates_beside else nullcontext():
             self.model.update_estimates(self.power_iterations)
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False):
