@@ -17,10 +17,9 @@ from bronet.train.average import POWER_STEPS, WeightAverage
 from bronet.train.checkpoint import older_checkpoints
 from bronet.train.diagnosis import Snapshot, find_bad_layer
 from bronet.train.distributed import Processes
-from bronet.train.images import open_training
 from bronet.train.loop import fit
 from bronet.train.statistics import validate
-from bronet.train.training_run import RunOptions, train
+from bronet.train.training_run import RunOptions, open_training, train
 from tiny_run import build, digits, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,10 +15,9 @@ from bronet.models import CertifiableModel
 from bronet.recipe import BRONetArchitecture, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_weights, stored_recipe
-from bronet.train.images import held_out_set, training_set
 from bronet.train.loop import fit
 from bronet.train.session import Interrupted, stop_requests
-from bronet.train.training_run import train
+from bronet.train.training_run import held_out_set, train, training_set
 from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, tiny_recipe
 
 CHANCE = 0.1

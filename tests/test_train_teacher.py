@@ -14,13 +14,12 @@ from bronet.recipe import Recipe, override
 from bronet.run.folder import create_run
 from bronet.train.display import Display
 from bronet.train.distributed import Processes
-from bronet.train.images import held_out_set
 from bronet.train.loop import fit, training_loop
 from bronet.train.session import Interrupted
 from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
 from bronet.train.teacher import Lessons, Teacher, new_teacher
-from bronet.train.training_run import train
+from bronet.train.training_run import held_out_set, train
 from tiny_run import build, digits, tiny_recipe
 from torchrun import together
 
