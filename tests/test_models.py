@@ -151,3 +151,9 @@ def test_estimate_follows_the_stem_and_reaches_the_gap_matrix() -> None:
     stem = dict(model.named_parameters())["stem.linear.weight"]
     assert stem.grad is not None
     assert stem.grad.abs().sum() > 0
+
+
+def test_a_network_beyond_this_machines_memory_is_refused_before_it_is_built() -> None:
+    huge = LipConvNetArchitecture(depth=5, width=65_536)
+    with pytest.raises(BronetError, match="GiB"):
+        build_model(huge, DATASETS["cifar10"])

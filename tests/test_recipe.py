@@ -54,12 +54,12 @@ def test_every_named_recipe_survives_the_round_trip_through_text(name: str) -> N
 
 @few_examples
 @given(
-    lr=st.floats(1e-300, 1e300),
+    lr=st.floats(1e-12, 1e3),
     clip=st.none() | st.floats(1e-6, 1e6),
     name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.isprintable),
     milestones=st.sets(st.integers(1, 500)).map(lambda epochs: tuple(sorted(epochs))),
 )
-@example(lr=1e-3, clip=1e22, name="1e-3", milestones=())
+@example(lr=1e-3, clip=1e12, name="1e-3", milestones=())
 @example(lr=1e-3, clip=None, name="no", milestones=(1,))
 def test_round_trip_is_exact_for_any_valid_values(
     lr: float, clip: float | None, name: str, milestones: tuple[int, ...]
@@ -109,6 +109,20 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
         ("lr: 1e-3", "lr: fast", ["optim.lr", "number", "'fast'"]),
         ("lr: 1e-3", "lr: true", ["optim.lr", "number", "True"]),
         ("lr: 1e-3", "lr: .nan", ["optim.lr", "nan"]),
+        ("lr: 1e-3", "lr: 1e300", ["optim.lr", "1,000", "1e+300"]),
+        ("lr: 1e-3", "lr: -1", ["optim.lr", "1e-12", "-1"]),
+        ("epochs: 2", "epochs: 1:30", ["train.epochs", "whole number", "'1:30'"]),
+        ("epochs: 2", "epochs: 010", ["train.epochs", "whole number", "'010'"]),
+        ("lr: 1e-3", "lr: 1:30.5", ["optim.lr", "number", "'1:30.5'"]),
+        ("epochs: 2", f"epochs: 1{400 * '0'}", ["train.epochs", "1,000,000", "10000"]),
+        (
+            "batch_size: 64",
+            "batch_size: 18446744073709551616",
+            ["train.batch_size", "1,000,000", "18446744073709551616"],
+        ),
+        ("bronet-digits", "{family: bronet, width: 9223372036854775808}", ["model.width", "65,536"]),
+        ("bronet-digits", "{family: bronet, depth: 10000000}", ["model.depth", "1,000", "10000000"]),
+        ("bronet-digits", "{family: lipconvnet, depth: 0}", ["model.depth", "5", "0"]),
         ("lr: 1e-3", "momentum: 0.9", ["optim.lr", "missing"]),
         ("epochs: 2", "epochs: 2.5", ["train.epochs", "whole number", "2.5"]),
         ("epochs: 2", "epochs: 0", ["train.epochs", "at least 1", "0"]),
@@ -129,7 +143,7 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
         ("lr: 1e-3", "lr: 1e-3, schedule: step", ["optim.schedule", "cosine, linear, milestones", "'step'"]),
         ("lr: 1e-3", "lr: 1e-3, name: moun", ["optim.name", "nadam, sgd, muon", "'moun'"]),
         ("lr: 1e-3", "lr: 1e-3, milestones: 3", ["optim.milestones", "list", "3"]),
-        ("lr: 1e-3", "lr: 1e-3, milestones: [5, 3]", ["optim.milestones", "growing", "[5, 3]"]),
+        ("lr: 1e-3", "lr: 1e-3, milestones: [5, 3]", ["optim.milestones", "[5, 3]"]),
         ("lr: 1e-3", "lr: 1e-3, lr: 2e-3", ["lr", "twice"]),
         ("{lr: 1e-3}", "7", ["optim", "table", "7"]),
         ("{lr: 1e-3}", "&a {lr: 1e-3}\nextra: *a", ["aliases"]),
@@ -274,7 +288,7 @@ def test_a_data_set_of_ones_own_says_what_it_is() -> None:
         DataRecipe(name="flowers")
     with pytest.raises(BronetError, match="fixed; leave them out"):
         DataRecipe(name="cifar10", classes=5)
-    with pytest.raises(BronetError, match="classes of data set flowers must be at least 2, got 0"):
+    with pytest.raises(BronetError, match=r"classes of data set flowers .* 2, got 0"):
         DataRecipe(name="flowers", channels=3, height=32, width=48)
 
 
@@ -282,7 +296,7 @@ def test_a_data_set_of_ones_own_says_what_it_is() -> None:
     ("settings", "words"),
     [
         ({"resize": (288, 224)}, r"data\.resize must be a range"),
-        ({"resize": (16, 40)}, r"data\.resize\[0\] must be at least 32, got 16"),
+        ({"resize": (16, 40)}, r"data\.resize .* 32, got 16"),
         ({"synthetic": "extra.npz"}, "belong together"),
         ({"synthetic_batch": 8}, "belong together"),
     ],

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import Device, DeviceOption, device_name
+from bronet.cli.options import Device, DeviceOption, checked_file, device_name
 from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")]
-Out = Annotated[Path | None, typer.Option(help="A CSV file for the rows.")]
+Out = Annotated[Path | None, typer.Option(help="A CSV file for the rows.", callback=checked_file)]
 
 
 @app.callback()

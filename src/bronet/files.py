@@ -62,9 +62,10 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise unless a file can be made in this folder; for work that writes only at its end."""
-    trial = folder / f".trial.{os.getpid()}{TEMPORARY_SUFFIX}"
+    """Raise unless this folder can be written to, or made; for work that writes only at its end. Nothing is left."""
     try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        trial = there / f".trial.{os.getpid()}{TEMPORARY_SUFFIX}"
         trial.touch()
         trial.unlink()
     except OSError as error:

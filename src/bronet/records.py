@@ -53,6 +53,13 @@ class Place:
         return self.error(f"{self.key} must be {wanted}, got {reprlib.repr(value)}", advice=advice)
 
 
+def require_range(name: str, value: float, least: float, most: float) -> None:
+    """Refuse a setting outside [least, most]; NaN lies nowhere."""
+    if not least <= value <= most:
+        broken = f"at least {least:,}" if value < least else f"at most {most:,}"
+        raise BronetError(f"{name} must be {broken}, got {reprlib.repr(value)}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that looks most like `word`; `known` must not be empty."""
     return get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import Device, DeviceOption, SettingsOption, device_name
+from bronet.cli.options import Device, DeviceOption, SettingsOption, checked_file, device_name
 
 GPU_RECIPE, CPU_RECIPE = "cifar10/bronet-m", "cifar10/bronet-small"
 
@@ -24,7 +24,7 @@ def bench(
     batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")] = 10,
     device: DeviceOption = Device.AUTO,
-    out: Annotated[Path | None, typer.Option(help="A CSV file for the rows.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A CSV file for the rows.", callback=checked_file)] = None,
 ) -> None:
     """Time a training step and inference of a recipe's network.
 

@@ -12,6 +12,7 @@ from bronet.cli.options import (
     DownloadOption,
     Split,
     SplitOption,
+    checked_folder,
     chosen_split,
     command_for,
     device_name,
@@ -45,7 +46,10 @@ def certify(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Run folder of a pretrained network. Default: runs/NAME, with dashes.", show_default=False
+            "--out",
+            help="Run folder of a pretrained network. Default: runs/NAME, with dashes.",
+            show_default=False,
+            callback=checked_folder,
         ),
     ] = None,
     eps: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import RunArgument, run_folder
+from bronet.cli.options import RunArgument, checked_file, run_folder
 
 
 class FileFormat(StrEnum):
@@ -22,7 +22,10 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="The file. Default: model.onnx or model.pt2 in the run's folder.", show_default=False
+            "--out",
+            help="The file. Default: model.onnx or model.pt2 in the run's folder.",
+            show_default=False,
+            callback=checked_file,
         ),
     ] = None,
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from bronet.cli.own_layers import layer_files
 from bronet.errors import BronetError
+from bronet.files import require_writable
 
 if TYPE_CHECKING:
     from bronet.recipe import DataRecipe
@@ -59,6 +60,24 @@ SplitOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def checked_folder(out: Path | None) -> Path | None:
+    """Return a folder to write to; refuse one that cannot be made before the work is done, not after."""
+    if out is not None:
+        require_writable(out)
+    return out
+
+
+def checked_file(out: Path | None) -> Path | None:
+    """Return a file to write; refuse one that cannot be made before the work is done, not after."""
+    if out is not None and out.is_dir():
+        raise BronetError(f"--out must be a file, got the folder {out}; name a file in it")
+    if out is not None:
+        require_writable(out.parent)
+    return out
+
+
 RUNS = Path("runs")
 """Where run folders go by default."""
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import command_for
+from bronet.cli.options import checked_folder, command_for
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 
@@ -13,7 +13,10 @@ RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The fold
 def round_weights(
     run: RunFolderArgument,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Run folder for the rounded weights.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Run folder for the rounded weights.", show_default=False, callback=checked_folder),
+    ],
 ) -> None:
     """Round the weights of a run to bf16, in a new run folder.
 
@@ -31,13 +34,16 @@ def round_weights(
 def publish(
     run: RunFolderArgument,
     *,
-    results: Annotated[Path, typer.Option("--results", help="Folder for the evidence.", show_default=False)],
+    results: Annotated[
+        Path,
+        typer.Option("--results", help="Folder for the evidence.", show_default=False),
+    ],
     pretrained: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--pretrained", metavar="MODEL/DATA", help="Also keep the network under this name.", show_default=False
         ),
-    ] = "",
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --results holds.")] = False,
 ) -> None:
     """Publish a certified run. Its evidence as text, its network as a pretrained folder.

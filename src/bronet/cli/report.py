@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import run_folder
+from bronet.cli.options import checked_folder, run_folder
 
 REPORT = Path("report")
 """Where a comparison of runs goes by default."""
@@ -16,7 +16,11 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder to write to. Default: report; of one run, report/ in its folder."),
+        typer.Option(
+            "--out",
+            help="Folder to write to. Default: report; of one run, report/ in its folder.",
+            callback=checked_folder,
+        ),
     ] = None,
 ) -> None:
     """Draw tables, curve and HTML page of certified runs.

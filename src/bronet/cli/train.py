@@ -15,6 +15,7 @@ from bronet.cli.options import (
     DeviceOption,
     DownloadOption,
     SettingsOption,
+    checked_folder,
     command_for,
     device_name,
     typed_command,
@@ -39,7 +40,12 @@ def train(
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Run folder. Default: runs/NAME-OF-THE-RECIPE.", show_default=False),
+        typer.Option(
+            "--out",
+            help="Run folder. Default: runs/NAME-OF-THE-RECIPE.",
+            show_default=False,
+            callback=checked_folder,
+        ),
     ] = None,
     settings: SettingsOption = None,
     seed: Annotated[

@@ -1,5 +1,7 @@
 """From a description to a network: by name, or from an architecture of one's own."""
 
+import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -12,6 +14,8 @@ from bronet.models.stack import Stack
 from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
 from bronet.records import nearest
+
+GIB = 2**30
 
 
 def create_model(
@@ -43,15 +47,39 @@ def build_model(
     """Return the network of an architecture, initialised from the seed: the same weights on every device.
 
     They are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated or
-    drawn.
+    drawn; elsewhere a network whose weights this machine cannot hold is refused before it is built.
     """
+    outline = _outline(architecture, spec)
     if torch.device(device or "cpu").type == "meta":
-        with torch.device("meta"):
-            return _network(architecture, spec).to(dtype=dtype)
+        return outline.to(dtype=dtype)
+    require_memory(outline)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         model = _network(architecture, spec)
     return model.to(device=device, dtype=dtype)
+
+
+def _outline(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:
+    """Return the network without its numbers."""
+    try:
+        with torch.device("meta"):
+            return _network(architecture, spec)
+    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
+        reason = str(error).partition("\n")[0]
+        raise BronetError(f"the network of {spec.name} must be of a size that can be built ({reason})") from None
+
+
+def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:
+    """Refuse weights, or several numbers for each of them, that are larger than this machine's memory."""
+    tensors = (*model.parameters(), *model.buffers())
+    needed = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else needed
+    if needed > held:
+        what = "weights of the network" if copies == 1 else "weights of the network, gradients and optimiser"
+        raise BronetError(
+            f"{what} must fit into this machine's {held / GIB:,.1f} GiB of memory, got {needed / GIB:,.1f} GiB; "
+            "choose a smaller width or depth"
+        )
 
 
 def _network(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes
+from bronet.files import Json, read_object, replace_bytes, require_writable
 from bronet.pretrained.network import WEIGHTS
 from bronet.pretrained.places import package_home
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
@@ -28,15 +28,15 @@ def publish(
     run: RunFolder | Path | str,
     results: Path | str,
     *,
-    pretrained: str = "",
+    pretrained: str | None = None,
     overwrite: bool = False,
     home: Path | None = None,
 ) -> list[Path]:
     """Write the evidence of a run into a folder, and its network under a name, and return what was written.
 
-    Guaranteed: seals and hashes of the run's certificates hold, and nothing is written otherwise; the weights may be
-    elsewhere, and their hash is then the certificate's word. With `pretrained` they must be here, and rounded already
-    (`bronet round`). `home` is where named networks are; by default in this package.
+    Guaranteed: seals and hashes of the run's certificates hold, those of the weights too, and nothing is written
+    otherwise. With `pretrained` the weights must be rounded already (`bronet round`). `home` is where named networks
+    are; by default in this package.
     """
     run, results = open_run(run), Path(results)
     target = RunFolder(results)
@@ -44,6 +44,7 @@ def publish(
         raise BronetError(f"--results must be a folder other than the run's, got {results}")
     if results.exists() and any(results.iterdir()) and not overwrite:
         raise BronetError(f"--results must be new or empty, got {results} with files in it; --overwrite replaces them")
+    require_writable(results)
     contents: dict[Path, bytes] = {}
     for split in ("test", "train"):
         contents |= _certificate(run, target, split)
@@ -54,7 +55,7 @@ def publish(
     contents[target.record] = _json(published_record(run.record))
     if run.log.exists():
         contents[target.log] = run.log.read_bytes()
-    if pretrained:
+    if pretrained is not None:
         _check_name(pretrained, run.recipe.data.name)
         _check_rounded(run)
     earlier = [path for path in target.evidence() if path.is_file()]
@@ -63,7 +64,7 @@ def publish(
     for path in earlier:
         if path not in contents:
             path.unlink()
-    if pretrained:
+    if pretrained is not None:
         folder = save_pretrained(run.path, (home or package_home()) / pretrained, name=pretrained)
         return [results, folder]
     return [results]
@@ -76,10 +77,10 @@ def _certificate(run: RunFolder, published: RunFolder, split: str) -> dict[Path,
         return {}
     certificate = read_certificate(files.facts)
     check_rows(files.rows, certificate)
-    hashes = [(run.recipe_file, certificate.recipe_sha256)]
-    if run.weights.exists():
-        hashes.append((run.weights, certificate.weights_sha256))
-    for path, recorded in hashes:
+    for path, recorded in (
+        (run.recipe_file, certificate.recipe_sha256),
+        (run.weights, certificate.weights_sha256),
+    ):
         if file_hash(path) != recorded:
             raise BronetError(f"the certificate of {run.path} does not hold: {path.name} has changed; certify again")
     certificate = replace(certificate, command=published_text(certificate.command), targeted_sha256=None)

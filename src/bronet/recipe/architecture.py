@@ -9,12 +9,18 @@ from fractions import Fraction
 from typing import Literal
 
 from bronet.errors import BronetError
+from bronet.records import require_range
 from bronet.wording import is_short_word
 
 DenseKind = Literal["bro", "cholesky"]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
 PaddingMode = Literal["zeros", "circular"]
+
+MOST_LAYERS = 1_000
+MOST_CHANNELS = 65_536
+MOST_PIXELS = 4_096
+"""Of a side of an image, a kernel, a stride or a padding."""
 
 # No exponent: "1e-999999999" would be an exact fraction of a billion digits.
 RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
@@ -50,10 +56,14 @@ class BRONetArchitecture:
     centring: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("dense_depth", "stem_padding", "regularized_depth"):
-            _at_least(name, getattr(self, name), 0)
+        for name in ("width", "dense_width"):
+            require_range(f"model.{name}", getattr(self, name), 1, MOST_CHANNELS)
+        for name in ("neck_patch", "stem_kernel", "stem_stride"):
+            require_range(f"model.{name}", getattr(self, name), 1, MOST_PIXELS)
+        require_range("model.stem_padding", self.stem_padding, 0, MOST_PIXELS)
+        require_range("model.depth", self.depth, 1, MOST_LAYERS)
+        for name in ("dense_depth", "regularized_depth"):
+            require_range(f"model.{name}", getattr(self, name), 0, MOST_LAYERS)
         _even("width", self.width)
         _even("dense_width", self.dense_width)
         _word("backbone", self.backbone)
@@ -80,11 +90,12 @@ class LipConvNetArchitecture:
     strided_last: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("width", self.width, 2)
+        require_range("model.width", self.width, 2, MOST_CHANNELS)
         _even("width", self.width)
-        _at_least("kernel", self.kernel, 1)
-        if self.depth < 5 or self.depth % 5 != 0:
-            raise BronetError(f"depth of a LipConvNet must be a positive multiple of 5, got {self.depth}")
+        require_range("model.kernel", self.kernel, 1, MOST_PIXELS)
+        require_range("model.depth", self.depth, 5, MOST_LAYERS)
+        if self.depth % 5 != 0:
+            raise BronetError(f"model.depth of a LipConvNet must be a multiple of 5, got {self.depth}")
         _word("backbone", self.backbone)
         parse_rank(self.rank)
 
@@ -115,10 +126,20 @@ class StackArchitecture:
         if not len(self.widths) == len(self.kernels) == len(self.strides):
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
-        for name in ("widths", "kernels", "strides", "dense_widths"):
-            _at_least(f"each of {name}", min(getattr(self, name), default=1), 1)
-        _at_least("patch", self.patch, 1)
-        _at_least("pool", self.pool, 1)
+        require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MOST_LAYERS)
+        for name, most in (
+            ("widths", MOST_CHANNELS),
+            ("dense_widths", MOST_CHANNELS),
+            ("kernels", MOST_PIXELS),
+            ("strides", MOST_PIXELS),
+        ):
+            for value in getattr(self, name):
+                require_range(f"each of model.{name}", value, 1, most)
+        for name in ("patch", "pool"):
+            require_range(f"model.{name}", getattr(self, name), 1, MOST_PIXELS)
+        for name in ("hidden", "dense_hidden"):
+            inner = getattr(self, name)
+            require_range(f"model.{name}", 1 if inner is None else inner, 1, MOST_CHANNELS)
         if self.activation == "maxmin":
             for width in (*self.widths, *self.dense_widths):
                 _even("each of widths and dense_widths", width)
@@ -144,11 +165,6 @@ def _word(name: str, value: str) -> None:
     """Raise unless this may name a convolution; whether one has the name, `create_model` knows."""
     if not is_short_word(value):
         raise BronetError(f"{name} must be a short word such as bro, in lower case, got {value!r}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise BronetError(f"{name} must be at least {least}, got {value}")
 
 
 def _even(name: str, value: int) -> None:

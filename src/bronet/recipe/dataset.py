@@ -8,6 +8,7 @@ import difflib
 from dataclasses import dataclass
 
 from bronet.errors import BronetError
+from bronet.records import require_range
 
 SPLITS = ("train", "test", "sample")
 """Parts of a data set; "sample" is the 500 test images of CIFAR-10 that the package holds."""
@@ -28,13 +29,14 @@ class DatasetSpec:
     scale: int = BYTE_SCALE
 
     def __post_init__(self) -> None:
-        for name in ("channels", "height", "width", "scale"):
-            if getattr(self, name) < 1:
-                raise BronetError(f"{name} of data set {self.name} must be at least 1, got {getattr(self, name)}")
-        if self.scale > BYTE_SCALE:
-            raise BronetError(f"scale of data set {self.name} must be at most {BYTE_SCALE}, got {self.scale}")
-        if self.classes < 2:
-            raise BronetError(f"classes of data set {self.name} must be at least 2, got {self.classes}")
+        for name, least, most in (
+            ("channels", 1, 1_024),
+            ("height", 1, 4_096),
+            ("width", 1, 4_096),
+            ("scale", 1, BYTE_SCALE),
+            ("classes", 2, 65_536),
+        ):
+            require_range(f"{name} of data set {self.name}", getattr(self, name), least, most)
 
     @property
     def shape(self) -> tuple[int, int, int]:

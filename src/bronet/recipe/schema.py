@@ -4,15 +4,16 @@ A recipe is frozen and validated when it is made; an invalid one cannot exist. I
 Perturbation budgets are text fractions ("36/255"), so that a recipe file says exactly what the paper says.
 """
 
-import math
 import re
+import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import Architecture
+from bronet.recipe.architecture import MOST_PIXELS, Architecture
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.records import require_range
 
 Border = Literal["black", "edge", "mirror"]
 RandAugmentOps = Literal["all", "photometric"]
@@ -25,6 +26,13 @@ Precision = Literal["float32", "bf16"]
 # An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
 BUDGET_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 SEED_LIMIT = 2**63  # what a torch generator accepts
+MOST_EPOCHS = 1_000_000
+MOST_IMAGES = 1_000_000_000
+MOST_BATCH = 1_000_000
+LEAST_RATE, LARGEST_RATE = 1e-12, 1e3
+"""Of learning: float32 weights do not move below, and do not stay finite above."""
+LARGEST_WEIGHT = 1e6
+"""Of a term or a scale of a loss: with a thousand classes float32 holds it, and its square."""
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
@@ -40,27 +48,7 @@ def parse_budget(text: str, *, name: str = "budget") -> float:
 def check_seed(seed: int, *, name: str = "seed") -> None:
     """Refuse a seed that a generator could not take."""
     if not 0 <= seed < SEED_LIMIT:
-        raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {seed}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise BronetError(f"{name} must be at least {least}, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise BronetError(f"{name} must be positive and finite, got {value}")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise BronetError(f"{name} must be at least 0 and finite, got {value}")
-
-
-def _fraction_of_one(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise BronetError(f"{name} must lie in [0, 1], got {value}")
+        raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {reprlib.repr(seed)}")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -99,15 +87,18 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         spec = self.spec()
-        for name in ("crop_padding", "held_out", "synthetic_batch", "synthetic_crop_padding"):
-            _at_least(f"data.{name}", getattr(self, name), 0)
-        _fraction_of_one("data.randaugment_probability", self.randaugment_probability)
+        for name in ("crop_padding", "synthetic_crop_padding"):
+            require_range(f"data.{name}", getattr(self, name), 0, MOST_PIXELS)
+        for name in ("held_out", "synthetic_batch"):
+            require_range(f"data.{name}", getattr(self, name), 0, MOST_IMAGES)
+        require_range("data.randaugment_probability", self.randaugment_probability, 0, 1)
         _one_of("data.randaugment_ops", self.randaugment_ops, get_args(RandAugmentOps))
         _one_of("data.border", self.border, get_args(Border))
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
             raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
         if self.resize:
-            _at_least("data.resize[0]", self.resize[0], max(spec.height, spec.width))
+            for side in self.resize:
+                require_range("each of data.resize", side, max(spec.height, spec.width), MOST_PIXELS)
         if bool(self.synthetic) != bool(self.synthetic_batch):
             raise BronetError(
                 "data.synthetic and data.synthetic_batch belong together, "
@@ -151,13 +142,13 @@ class LossRecipe:
     def __post_init__(self) -> None:
         _one_of("loss.name", self.name, get_args(LossName))
         _one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
-        _positive("loss.temperature", self.temperature)
-        _positive("loss.scale", self.scale)
+        for name in ("temperature", "scale"):
+            require_range(f"loss.{name}", getattr(self, name), 1 / LARGEST_WEIGHT, LARGEST_WEIGHT)
         for name in ("offset", "beta", "gamma"):
-            _not_negative(f"loss.{name}", getattr(self, name))
-        _fraction_of_one("loss.emma_ramp", self.emma_ramp)
-        _fraction_of_one("loss.teacher", self.teacher)
-        _at_least("loss.teacher_epochs", self.teacher_epochs, 1)
+            require_range(f"loss.{name}", getattr(self, name), 0, LARGEST_WEIGHT)
+        for name in ("emma_ramp", "teacher"):
+            require_range(f"loss.{name}", getattr(self, name), 0, 1)
+        require_range("loss.teacher_epochs", self.teacher_epochs, 1, MOST_EPOCHS)
         if self.teacher and self.name != "la":
             raise BronetError(
                 f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
@@ -195,17 +186,18 @@ class OptimRecipe:
     def __post_init__(self) -> None:
         _one_of("optim.name", self.name, get_args(OptimizerName))
         _one_of("optim.schedule", self.schedule, get_args(ScheduleName))
-        _positive("optim.lr", self.lr)
-        _not_negative("optim.weight_decay", self.weight_decay)
-        _fraction_of_one("optim.momentum", self.momentum)
+        require_range("optim.lr", self.lr, LEAST_RATE, LARGEST_RATE)
+        require_range("optim.weight_decay", self.weight_decay, 0, LARGEST_RATE)
         if self.clip_norm is not None:
-            _positive("optim.clip_norm", self.clip_norm)
-        _at_least("optim.lookahead_steps", self.lookahead_steps, 0)
-        _fraction_of_one("optim.lookahead_alpha", self.lookahead_alpha)
-        _at_least("optim.warmup_epochs", self.warmup_epochs, 0)
-        _fraction_of_one("optim.milestone_factor", self.milestone_factor)
-        if list(self.milestones) != sorted(set(self.milestones)) or min(self.milestones, default=1) < 1:
-            raise BronetError(f"optim.milestones must be growing epochs from 1 upwards, got {list(self.milestones)}")
+            require_range("optim.clip_norm", self.clip_norm, LEAST_RATE, 1 / LEAST_RATE)
+        require_range("optim.lookahead_steps", self.lookahead_steps, 0, MOST_EPOCHS)
+        for name in ("momentum", "lookahead_alpha", "milestone_factor"):
+            require_range(f"optim.{name}", getattr(self, name), 0, 1)
+        require_range("optim.warmup_epochs", self.warmup_epochs, 0, MOST_EPOCHS)
+        for epoch in self.milestones:
+            require_range("each of optim.milestones", epoch, 1, MOST_EPOCHS)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise BronetError(f"optim.milestones must be growing epochs, got {list(self.milestones)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +221,10 @@ class TrainRecipe:
 
     def __post_init__(self) -> None:
         _one_of("train.precision", self.precision, get_args(Precision))
-        for name in ("epochs", "batch_size", "power_iterations", "checkpoint_every", "keep_checkpoints"):
-            _at_least(f"train.{name}", getattr(self, name), 1)
-        _at_least("train.validate_every", self.validate_every, 0)
+        for name in ("epochs", "power_iterations", "checkpoint_every", "keep_checkpoints"):
+            require_range(f"train.{name}", getattr(self, name), 1, MOST_EPOCHS)
+        require_range("train.batch_size", self.batch_size, 1, MOST_BATCH)
+        require_range("train.validate_every", self.validate_every, 0, MOST_EPOCHS)
         if not 0 <= self.ema_decay < 1:
             raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
         check_seed(self.seed, name="train.seed")

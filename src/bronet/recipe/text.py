@@ -50,10 +50,18 @@ class _Dumper(yaml.SafeDumper):
     """Safe YAML that quotes what `_Loader` would read as a number."""
 
 
-# YAML 1.1 reads 1e-3 as text because it has no point; everyone means a number.
-_FLOAT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
-for _yaml_class in (_Loader, _Dumper):
-    _yaml_class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_WITHOUT_POINT, list("-+0123456789"))
+# YAML 1.1 reads 1e-3 as text because it has no point, 1:30 as ninety and 010 as eight. Here a number is what everyone
+# means by one; the rest stays text, which no number accepts.
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
+_FLOAT = re.compile(r"([-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=e))(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan)\Z", re.IGNORECASE)
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in zip(_NUMBERS, (_INT, _FLOAT), strict=True):
+    _Loader.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(_NUMBERS[1], _FLOAT, list("-+.0123456789"))
 
 
 def to_text(recipe: Recipe) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.files import replace_file
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 from bronet.run.folder import RunFolder
@@ -49,9 +48,7 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     A recipe may name a network of any size: nothing of its size is built before the file is known to hold it.
     """
     tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
-    if (layers := _least_layers(recipe.model)) > len(tensors):
-        raise BronetError(f"{path} must hold a tensor for each of the {layers} layers, got {len(tensors)}")
-    _check_fit(path, tensors, _outline(recipe))
+    _check_fit(path, tensors, build_model(recipe.model, recipe.data.spec(), device="meta").state_dict())
     model = build_model(recipe.model, recipe.data.spec(), device=device)
     _copy_into(model, tensors, path)
     return model.eval()
@@ -60,26 +57,6 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
 def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> CertifiableModel:
     """Return the trained network of a run, in evaluation mode."""
     return trained_model(run.weights, run.recipe, device=device)
-
-
-def _outline(recipe: Recipe) -> dict[str, Tensor]:
-    """Return the tensors of a recipe's network without their numbers."""
-    try:
-        return build_model(recipe.model, recipe.data.spec(), device="meta").state_dict()
-    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
-        reason = str(error).partition("\n")[0]
-        raise BronetError(f"the network of {recipe.name} must be of a size that can be built ({reason})") from None
-
-
-def _least_layers(architecture: Architecture) -> int:
-    """Return how many layers with parameters an architecture has at least."""
-    match architecture:
-        case BRONetArchitecture():
-            return architecture.depth + architecture.dense_depth + architecture.regularized_depth
-        case LipConvNetArchitecture():
-            return architecture.depth
-        case _:
-            return len(architecture.widths)
 
 
 def fitting(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:

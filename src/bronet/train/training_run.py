@@ -25,6 +25,7 @@ from bronet.data import (
 )
 from bronet.errors import BronetError
 from bronet.models import build_model
+from bronet.models.create import require_memory
 from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
@@ -37,6 +38,8 @@ from bronet.train.optimizers import require_wholes
 from bronet.train.session import deterministic
 
 HELD_OUT_SEED = 0
+NUMBERS_PER_WEIGHT = 3
+"""That training holds at least: the weight, its gradient and a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,8 @@ def train(
         # What is sharded need not fit on one device.
         first_place = torch.device("cpu") if options.fsdp else place
         model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=first_place)
+        if place.type == "cpu" and not options.fsdp:
+            require_memory(model, copies=NUMBERS_PER_WEIGHT)
         if not resume:
             run = RunFolder(folder)
             if processes.is_main:
