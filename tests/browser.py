@@ -29,7 +29,17 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 SECONDS = 30.0
-KEYS = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
+KEYS = {
+    "Enter": 13,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Tab": 9,
+    "PageUp": 33,
+}
 
 Json = dict[str, Any]
 

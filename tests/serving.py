@@ -1,7 +1,13 @@
-"""The page served for real: networks with and without certificate, a server in a thread, requests over the network."""
+"""The page served for real: in a thread or in a process of its own, networks with and without certificate, requests."""
 
 import http.client
 import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +30,17 @@ from tiny_run import SETTINGS
 
 HOST = "127.0.0.1"
 SAMPLES = 40
+DIGITS = "bronet-digits/digits"
+PATIENCE = 1.0
+"""Seconds that the server of these tests waits for a client, to keep the tests short."""
+PROGRAM = f"""
+import sys
+from bronet.cli import main
+from bronet.web import guard, server
+server.REQUEST_SECONDS = server.READ_SECONDS = guard.BODY_SECONDS = {PATIENCE}
+sys.argv = ["bronet", "serve", *sys.argv[1:]]
+main()
+"""
 Json = dict[str, Any]
 
 
@@ -96,3 +113,77 @@ def serving(runs: list[Path], *, local: bool = True, samples: int = SAMPLES) -> 
         finally:
             server.should_exit = True
             thread.join()
+
+
+class Process:
+    """`bronet serve` as a process of its own: requests byte by byte, its memory, and all that it wrote."""
+
+    def __init__(self, process: "subprocess.Popen[str]", port: int, log: Path) -> None:
+        self.process, self.port, self._log = process, port, log
+        self._connections: list[socket.socket] = []
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """Open a connection and send something; it stays open until `leave`."""
+        connection = socket.create_connection((HOST, self.port), timeout=20)
+        self._connections.append(connection)
+        connection.sendall(sent)
+        return connection
+
+    def leave(self) -> None:
+        """Close all connections."""
+        while self._connections:
+            self._connections.pop().close()
+
+    def head(self, path: str, length: int) -> bytes:
+        """Return the head of a request with so long a body."""
+        lines = [f"POST {path} HTTP/1.1", f"Host: {HOST}:{self.port}", f"Content-Length: {length}"]
+        return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode()
+
+    def ask(self, path: str, content: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+        """Return status and content of an answer."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
+        try:
+            sent = {"content-type": "application/json", **headers}
+            connection.request("GET" if content is None else "POST", path, content, sent)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the process holds."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * resource.getpagesize()
+
+    def log(self) -> str:
+        """Return all that was written to standard error."""
+        return self._log.read_text(encoding="utf-8")
+
+    def end(self) -> float:
+        """Press Ctrl-C; return the seconds until the process has ended."""
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=60)
+        return time.monotonic() - start
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Process]:
+    """Start a server of the packaged network of the digits."""
+    words = [sys.executable, "-u", "-c", PROGRAM, DIGITS, "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    log = folder / "log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=folder
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            serving = next(line for line in process.stdout if line.startswith("serving"))
+            server = Process(process, int(serving.rpartition(":")[2].partition("/")[0]), log)
+            yield server
+            server.leave()
+        finally:
+            process.kill()

@@ -47,7 +47,8 @@ def test_the_wheel_is_small_and_holds_the_small_networks_only(built: Path) -> No
     with zipfile.ZipFile(path) as wheel:
         weights = [name for name in wheel.namelist() if name.endswith(".safetensors")]
     assert packaged_names() == ("bronet-digits/digits", "bronet-s-fast/cifar10")
-    assert sorted(weights) == [f"bronet/pretrained/networks/{name}/model.safetensors" for name in packaged_names()]
+    certified = [f"bronet/pretrained/networks/{name}/model.safetensors" for name in packaged_names()]
+    assert sorted(weights) == [*certified, "bronet/web/ordinary-digits.safetensors"]
 
 
 def test_the_wheel_says_its_version_and_its_extras(built: Path) -> None:

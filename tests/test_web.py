@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from bronet.certificates import certified_radius
 from bronet.certificates.run import certify_run
+from bronet.data import load_images
 from bronet.errors import BronetError
+from bronet.pretrained import find_network, unpack
+from bronet.recipe import named_recipe
 from bronet.run.folder import open_run
 from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model
 from bronet.web import answers
 from bronet.web.app import build_page
+from bronet.web.ordinary import read_ordinary
 from bronet.web.picture import MOST_BYTES
 from bronet.web.served import read_cards
 from bronet.web.worker import PLACES, Question
@@ -304,3 +309,33 @@ def test_the_quick_start_is_served_by_default(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs[0], tmp_path / "runs" / "quickstart")
     assert [card.name for card in read_cards([])] == ["quickstart"]
+
+
+def test_an_ordinary_network_of_equal_accuracy_falls_where_the_certified_one_cannot(tmp_path: Path) -> None:
+    with serving([unpack(find_network("bronet-digits/digits"), tmp_path / "digits").path]) as site:
+        shown = site.ask(DIGITS).json["comparison"]
+        assert abs(shown["ordinary"]["accuracy"] - shown["accuracy"]) <= 0.005
+        assert 0.5 < shown["beaten"] < 1
+        fallen = 0
+        for sample in range(10):
+            radius = site.ask(f"{DIGITS}/proof", {"sample": sample}).json["radius"]
+            answer = site.ask(f"{DIGITS}/comparison", {"sample": sample, "eps": radius})
+            result = answer.lines[-1]["result"]
+            assert not result["certified"]["success"]
+            fallen += result["ordinary"]["success"]
+            assert result["ordinary"]["distance"] <= radius
+        assert fallen > 5
+
+
+def test_the_ordinary_network_is_the_one_that_its_file_describes() -> None:
+    rival, images = read_ordinary(), load_images(named_recipe("digits/quickstart").data, "test")
+    right = rival.network(images.pixels(torch.arange(len(images)), dtype=torch.float64)).argmax(dim=1) == images.labels
+    assert torch.equal(right, rival.found > 0)
+    assert rival.curve().accuracy[0] == rival.accuracy == pytest.approx(0.986, abs=1e-12)
+
+
+def test_other_images_have_no_ordinary_network_beside_them(site: Site) -> None:
+    assert site.ask(COLOURS).json["comparison"] is None
+    image = base64.b64encode(encoded(noise_image((3, 8, 8)), "PNG")).decode()
+    (line,) = site.ask(f"{COLOURS}/comparison", {"image": image, "eps": 0.1}).lines
+    assert set(line) == {"message"}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bronet.certificates.run import certify_run
+from bronet.pretrained import find_network, unpack
 from browser import CHROMIUM, WITHOUT, Tab, open_tab
-from serving import Site, make_colour_run, serving
+from serving import HOST, Site, make_colour_run, serving, started
 from tiny_run import train_tiny_run
 from web_files import encoded, noise_image
 
@@ -169,6 +170,45 @@ def test_a_narrow_window_needs_no_scrolling_sideways(tab: Tab, dark: bool) -> No
     assert tab.run("getComputedStyle(document.body).backgroundColor") == (
         "rgb(18, 22, 30)" if dark else "rgb(255, 255, 255)"
     )
+
+
+@needs_browser
+def test_two_networks_are_compared_by_keys_alone(browser: Tab, tmp_path: Path) -> None:
+    run = unpack(find_network("bronet-digits/digits"), tmp_path / "digits")
+    with serving([run.path]) as site:
+        browser.resize(*WIDE)
+        browser.complaints.clear()
+        browser.open(site.address)
+        browser.wait(NOISE)
+        outcomes = "document.querySelectorAll('.opponent.fell').length"
+        assert browser.run(outcomes) == 1
+        assert browser.run("document.getElementById('ordinary-side').className") == "opponent fell"
+        assert browser.run("document.getElementById('certified-side').className") == "opponent held"
+        assert browser.text("#certified-says") == browser.text("#prediction")
+        assert browser.text("#ordinary-says") != browser.text("#prediction")
+        browser.run("document.getElementById('duel-budget').focus()")
+        for _ in range(5):  # far beyond the radius, both fall
+            browser.press("PageUp")
+        browser.wait(f"{outcomes} === 2")
+        assert "beyond" in browser.text("#duel-words")
+        for _ in range(51):  # just inside the radius
+            browser.press("ArrowLeft")
+        browser.wait(f"{outcomes} === 1")
+        assert browser.complaints == []
+
+
+@needs_browser
+def test_a_page_that_closes_during_a_search_leaves_nothing_in_the_log(browser: Tab, tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        for _ in range(5):
+            browser.open(f"http://{HOST}:{process.port}/")
+            browser.wait("state.proof !== null")
+            browser.run("at('budget').max = 4, setBudget(4), void runAttack()")
+            browser.wait("at('progress').value > 0 || at('verdict').textContent")
+            browser.open("about:blank")
+        assert process.ask("/")[0] == 200
+        process.end()
+        assert process.log() == "interrupted\n"
 
 
 def luminance(colour: str) -> float:

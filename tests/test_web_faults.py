@@ -1,123 +1,32 @@
 """Clients that leave, dawdle or lie, and Ctrl-C among them: a real server, whose log stays empty in every case."""
 
-import http.client
 import json
-import os
-import resource
 import select
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bronet.cli.exit_status import ExitStatus
 from bronet.web.picture import MOST_BYTES
-from serving import HOST
+from serving import HOST, PATIENCE, Process, started
 
-DIGITS = "bronet-digits/digits"
-PATIENCE = 1.0
-"""Seconds that the server of these tests waits for a client, to keep the tests short."""
-PROGRAM = f"""
-import sys
-from bronet.cli import main
-from bronet.web import guard, server
-server.REQUEST_SECONDS = server.READ_SECONDS = guard.BODY_SECONDS = {PATIENCE}
-sys.argv = ["bronet", "serve", *sys.argv[1:]]
-main()
-"""
 MANY = 400
 LEAVERS = 30
 HEAVY_ATTACK = {"sample": 0, "eps": 3.0, "restarts": 5}
 
 
-class Server:
-    """`bronet serve` as a process of its own: requests byte by byte, its memory, and all that it wrote."""
-
-    def __init__(self, process: "subprocess.Popen[str]", port: int, log: Path) -> None:
-        self.process, self.port, self._log = process, port, log
-        self._connections: list[socket.socket] = []
-
-    def connect(self, sent: bytes = b"") -> socket.socket:
-        """Open a connection and send something; it stays open until `leave`."""
-        connection = socket.create_connection((HOST, self.port), timeout=20)
-        self._connections.append(connection)
-        connection.sendall(sent)
-        return connection
-
-    def leave(self) -> None:
-        """Close all connections."""
-        while self._connections:
-            self._connections.pop().close()
-
-    def head(self, path: str, length: int) -> bytes:
-        """Return the head of a request with so long a body."""
-        lines = [f"POST {path} HTTP/1.1", f"Host: {HOST}:{self.port}", f"Content-Length: {length}"]
-        return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode()
-
-    def ask(self, path: str, content: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-        """Return status and content of an answer."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
-        try:
-            sent = {"content-type": "application/json", **headers}
-            connection.request("GET" if content is None else "POST", path, content, sent)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-    def memory(self) -> int:
-        """Return the bytes of memory that the process holds."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * resource.getpagesize()
-
-    def log(self) -> str:
-        """Return all that was written to standard error."""
-        return self._log.read_text(encoding="utf-8")
-
-    def end(self) -> float:
-        """Press Ctrl-C; return the seconds until the process has ended."""
-        start = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=60)
-        return time.monotonic() - start
-
-
-@contextmanager
-def started(folder: Path) -> Iterator[Server]:
-    """Start a server of the packaged network of the digits."""
-    words = [sys.executable, "-u", "-c", PROGRAM, DIGITS, "--port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    log = folder / "log"
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=folder
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            serving = next(line for line in process.stdout if line.startswith("serving"))
-            server = Server(process, int(serving.rpartition(":")[2].partition("/")[0]), log)
-            yield server
-            server.leave()
-        finally:
-            process.kill()
-
-
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with started(tmp_path_factory.mktemp("serve")) as server:
         yield server
 
 
 @pytest.fixture
-def server(running: Server) -> Iterator[Server]:
+def server(running: Process) -> Iterator[Process]:
     """Return the server; whatever a test does to it, it still answers and its log stays empty."""
     yield running
     running.leave()
@@ -144,7 +53,7 @@ def wait_until_closed(connections: list[socket.socket], seconds: float) -> int:
     return len(connections)
 
 
-def test_clients_that_leave_in_the_middle_of_an_attack_leave_nothing_in_the_log(server: Server) -> None:
+def test_clients_that_leave_in_the_middle_of_an_attack_leave_nothing_in_the_log(server: Process) -> None:
     body = json.dumps(HEAVY_ATTACK).encode()
     for number in range(LEAVERS):
         connection = server.connect(server.head("/api/runs/0/attack", len(body)) + body)
@@ -160,7 +69,7 @@ def test_clients_that_leave_in_the_middle_of_an_attack_leave_nothing_in_the_log(
         time.sleep(0.05)
 
 
-def test_connections_that_never_ask_are_cut_and_the_page_is_served_meanwhile(server: Server) -> None:
+def test_connections_that_never_ask_are_cut_and_the_page_is_served_meanwhile(server: Process) -> None:
     begun = b"GET / HTTP/1.1\r\nHost: 127.0"
     connections = [server.connect(begun if number % 2 else b"") for number in range(MANY)]
     assert server.ask("/")[0] == 200
@@ -168,7 +77,7 @@ def test_connections_that_never_ask_are_cut_and_the_page_is_served_meanwhile(ser
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["new", "used"])
-def test_a_head_that_comes_byte_by_byte_is_cut(server: Server, first: bytes) -> None:
+def test_a_head_that_comes_byte_by_byte_is_cut(server: Process, first: bytes) -> None:
     connection = server.connect(first)
     if first:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -180,7 +89,7 @@ def test_a_head_that_comes_byte_by_byte_is_cut(server: Server, first: bytes) -> 
     assert time.monotonic() < end
 
 
-def test_half_sent_files_hold_little_memory_and_are_given_up(server: Server) -> None:
+def test_half_sent_files_hold_little_memory_and_are_given_up(server: Process) -> None:
     before = server.memory()
     half = server.head("/api/runs/0/upload", MOST_BYTES) + bytes(MOST_BYTES // 10)
     connections = [server.connect(half) for _ in range(100)]
@@ -191,7 +100,7 @@ def test_half_sent_files_hold_little_memory_and_are_given_up(server: Server) -> 
     assert set(answers) == {b"HTTP/1.1 503", b"HTTP/1.1 408"}
 
 
-def test_a_reader_that_never_reads_is_cut(server: Server) -> None:
+def test_a_reader_that_never_reads_is_cut(server: Process) -> None:
     asked = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     connection = server.connect()
     connection.settimeout(PATIENCE + 5)
@@ -200,7 +109,7 @@ def test_a_reader_that_never_reads_is_cut(server: Server) -> None:
 
 
 @pytest.mark.parametrize("too_many", [1, 4 * MOST_BYTES])
-def test_a_file_that_is_too_large_gets_its_answer_however_much_is_sent(server: Server, too_many: int) -> None:
+def test_a_file_that_is_too_large_gets_its_answer_however_much_is_sent(server: Process, too_many: int) -> None:
     for _ in range(3):
         status, content = server.ask("/api/runs/0/upload", bytes(MOST_BYTES + too_many))
         assert status == 413
@@ -208,13 +117,13 @@ def test_a_file_that_is_too_large_gets_its_answer_however_much_is_sent(server: S
 
 
 @pytest.mark.parametrize("scheme", ["file", "https", "chrome-extension"])
-def test_another_scheme_is_another_web_site(server: Server, scheme: str) -> None:
+def test_another_scheme_is_another_web_site(server: Process, scheme: str) -> None:
     own = f"{HOST}:{server.port}"
     assert server.ask("/api/runs/0/proof", b'{"sample": 0}', origin=f"http://{own}")[0] == 200
     assert server.ask("/api/runs/0/proof", b'{"sample": 0}', origin=f"{scheme}://{own}")[0] == 403
 
 
-def test_requests_that_are_none_leave_nothing_in_the_log(server: Server) -> None:
+def test_requests_that_are_none_leave_nothing_in_the_log(server: Process) -> None:
     upgrade = f"GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n".encode()
     for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\0" * 70000, b"BREW / HTTP/9\r\n\r\n", upgrade):
         with suppress(ConnectionError):

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.attack.single import Progress, attack_prediction
+from bronet.attack.single import Finding, Progress, attack_prediction
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.records import as_plain
+from bronet.report.figures import Curve
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
-from bronet.web.served import Card, Served
+from bronet.web.served import Card, Comparison, Served
 from bronet.wording import bound_text
 
 STEPS = 40
@@ -25,7 +26,6 @@ CURVE_DIGITS = 6
 
 def card_answer(card: Card) -> Json:
     """Return name, data set and curve of a run: corners of a step function, as (radius, accuracy)."""
-    corners = [] if card.curve is None else zip(card.curve.radius.tolist(), card.curve.accuracy.tolist(), strict=True)
     return {
         "name": card.name,
         "recipe": card.recipe.name,
@@ -33,7 +33,7 @@ def card_answer(card: Card) -> Json:
         "eps": list(card.eps),
         "images": card.images,
         "remark": card.remark,
-        "curve": [[round(radius, CURVE_DIGITS), round(share, CURVE_DIGITS)] for radius, share in corners],
+        "curve": _corners(card.curve),
     }
 
 
@@ -52,6 +52,23 @@ def network_answer(served: Served) -> Json:
         "remark": served.remark,
         "labels": [] if samples is None else samples.labels.tolist(),
         "sheet": None if drawn is None else {"picture": drawn.picture, "columns": drawn.columns, "rows": drawn.rows},
+        "comparison": None if served.comparison is None else _comparison(served, served.comparison),
+    }
+
+
+def _comparison(served: Served, comparison: Comparison) -> Json:
+    ordinary = comparison.ordinary
+    return {
+        "images": comparison.images,
+        "beaten": comparison.beaten,
+        "accuracy": comparison.accuracy,
+        "parameters": sum(parameter.numel() for parameter in served.model.parameters()),
+        "curve": _corners(comparison.curve),
+        "ordinary": {
+            "accuracy": ordinary.accuracy,
+            "parameters": ordinary.parameters,
+            "curve": _corners(ordinary.curve()),
+        },
     }
 
 
@@ -99,6 +116,33 @@ def attack_answer(
     found = attack_prediction(
         served.model, served.network, image, eps=eps, steps=STEPS, restarts=restarts, progress=progress
     )
+    return _found(found, image, eps)
+
+
+def comparison_answer(
+    served: Served, image: Float[Tensor, "1 c h w"], *, eps: float, restarts: int, progress: Progress
+) -> Json:
+    """Return what the same attack found of the ordinary network and of the certified one."""
+    if served.comparison is None:
+        raise BronetError("this network has no ordinary one beside it; those of the digits have")
+    found = served.comparison.ordinary.attacked(
+        image,
+        eps=eps,
+        steps=STEPS,
+        restarts=restarts,
+        progress=lambda done, total: progress(done, 2 * total),
+    )
+    certified = attack_answer(
+        served,
+        image,
+        eps=eps,
+        restarts=restarts,
+        progress=lambda done, total: progress(done + total, 2 * total),
+    )
+    return {"ordinary": _found(found, image, eps), "certified": certified}
+
+
+def _found(found: Finding, image: Float[Tensor, "1 c h w"], eps: float) -> Json:
     noise, gain = noise_picture((found.point - image)[0])
     return {
         "eps": eps,
@@ -112,6 +156,14 @@ def attack_answer(
         "noise": noise,
         "gain": gain,
     }
+
+
+def _corners(curve: Curve | None) -> list[list[float]]:
+    """Return the corners of a step function as (radius, share)."""
+    if curve is None:
+        return []
+    pairs = zip(curve.radius.tolist(), curve.accuracy.tolist(), strict=True)
+    return [[round(radius, CURVE_DIGITS), round(share, CURVE_DIGITS)] for radius, share in pairs]
 
 
 def _device(served: Served) -> torch.device:

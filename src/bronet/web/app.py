@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated
@@ -33,7 +33,7 @@ from bronet.web.served import Gallery, Served
 from bronet.web.worker import BusyError, Question, Worker
 
 STYLES = ("page.css",)
-SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "page.js")
+SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "compare.js", "page.js")
 TICK_SECONDS = 0.1
 """Time between two lines that tell how far an attack is."""
 FARTHEST = 1000.0
@@ -112,6 +112,14 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
             raise HTTPException(404, "there is no such run; reload the page")
         return number
 
+    def searched(run: int, attack: Attack, search: Callable[..., Json]) -> ProgressResponse:
+        def work(question: Question) -> Json:
+            served = gallery.open(run)
+            image = _pixels(served, attack)
+            return search(served, image, eps=attack.eps, restarts=attack.restarts, progress=question.report)
+
+        return ProgressResponse(worker.ask(work))
+
     @app.get("/")
     async def show_page() -> HTMLResponse:
         return HTMLResponse(page.text)
@@ -147,15 +155,11 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.post("/api/runs/{number}/attack")
     async def attack_image(number: int, attack: Attack) -> ProgressResponse:
-        run = known(number)
+        return searched(known(number), attack, answers.attack_answer)
 
-        def work(question: Question) -> Json:
-            served = gallery.open(run)
-            return answers.attack_answer(
-                served, _pixels(served, attack), eps=attack.eps, restarts=attack.restarts, progress=question.report
-            )
-
-        return ProgressResponse(worker.ask(work))
+    @app.post("/api/runs/{number}/comparison")
+    async def attack_both(number: int, attack: Attack) -> ProgressResponse:
+        return searched(known(number), attack, answers.comparison_answer)
 
     return app
 

@@ -1,8 +1,8 @@
 // Attacking the image.
 
-/** Run an attack on the chosen image; `progress` hears how far it is. */
-async function attack({ eps, restarts }, signal, progress) {
-  const response = await ask(address("/attack"), { ...asJson({ ...state.chosen, eps, restarts }), signal });
+/** Run a search on the chosen image, "/attack" or "/comparison"; `progress` hears how far it is. */
+async function search(what, { eps, restarts }, signal, progress) {
+  const response = await ask(address(what), { ...asJson({ ...state.chosen, eps, restarts }), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
@@ -38,7 +38,7 @@ async function runAttack() {
   at("verdict").className = "verdict";
   try {
     const show = (share) => { at("progress").value = share; };
-    const result = await attack({ eps, restarts: RESTARTS }, attacking.signal, show);
+    const result = await search("/attack", { eps, restarts: RESTARTS }, attacking.signal, show);
     if (proof === state.proof) showResult(result);
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, "");

@@ -14,7 +14,10 @@ async function choose(wish) {
       await look(current);
     } catch (error) {
       complain(error);
-      if (state.proof && !wanted) noiseTimer = setTimeout(showNoise, PATIENCE); // for the image that stays
+      if (state.proof && !wanted) { // for the image that stays
+        noiseTimer = setTimeout(showNoise, PATIENCE);
+        if (at("duel").getAttribute("aria-busy") === "true") compareSoon();
+      }
     }
   }
   asking = false;
@@ -45,6 +48,8 @@ async function look(wish) {
 
 function stopEverything() {
   clearTimeout(noiseTimer);
+  clearTimeout(comparisonTimer);
+  if (comparing) comparing.abort();
   if (noiseSearch) noiseSearch.abort();
   if (attacking) attacking.abort();
 }

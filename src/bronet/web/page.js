@@ -9,6 +9,12 @@ function drawAll() {
 function showCurves() {
   const radius = state.proof ? state.proof.radius : null;
   const runs = state.runs.map((run, number) => ({ ...run, number }));
+  const { comparison } = state.network || {};
+  if (comparison) {
+    const name = "the ordinary network while attacked: at most this; nothing is proved of it";
+    runs.push({ name, curve: comparison.ordinary.curve, remark: "", number: runs.length });
+    runs[state.run].name += ", certified: at least this";
+  }
   const drawn = runs.filter((run) => run.curve.length);
   at("curve").style.display = drawn.length ? "" : "none";
   if (drawn.length) drawCurves(at("curve"), drawn, radius);
@@ -48,6 +54,10 @@ async function openRun(number) {
     const network = await (await ask(address())).json();
     if (number !== state.run) return;
     state.network = network;
+    const { comparison } = network;
+    if (comparison && !state.runs[number].curve.length) {
+      Object.assign(state.runs[number], { curve: comparison.curve, images: comparison.images, remark: "" });
+    }
     complain(null);
   } catch (error) {
     state.run = before;
@@ -61,6 +71,7 @@ async function openRun(number) {
   }
   showNetwork();
   showSamples();
+  showComparison();
   if (file) choose({ file });
   else if (state.network.labels.length) choose({ sample: 0 });
 }

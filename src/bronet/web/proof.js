@@ -21,6 +21,7 @@ function showProof() {
   state.end = Math.min(proof.farthest, Math.max(LEAST_REACH, REACH * (proof.radius || NO_RADIUS)));
   at("budget").max = state.end;
   setBudget(Math.min(state.end, 0.9 * (proof.radius || NO_RADIUS)));
+  startComparison();
   showRivals();
   drawAll();
 }
@@ -61,8 +62,10 @@ async function showNoise() {
   if (!proof.radius || at("noise-after").hasAttribute("src")) return;
   noiseSearch = new AbortController();
   try {
-    const result = await attack({ eps: proof.radius, restarts: 1 }, noiseSearch.signal, () => {});
-    if (proof !== state.proof) return;
+    const wish = { eps: proof.radius, restarts: 1 };
+    const result = state.network.comparison ? await compare(wish, noiseSearch.signal)
+      : await search("/attack", wish, noiseSearch.signal, () => {});
+    if (proof !== state.proof || !result) return;
     setPicture("noise-change", result.noise);
     const found = className(result.found);
     setPicture("noise-after", result.picture, `The image with the noise, which the network calls ${found}`);

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from bronet.certificates.network import ProvedNetwork, prove
-from bronet.certificates.run import layer_bounds
+from bronet.certificates.run import certify_images, layer_bounds
 from bronet.data import ImageSet, load_images
 from bronet.data.embedded import SAMPLED
 from bronet.errors import BronetError
@@ -23,6 +23,8 @@ from bronet.report.figures import Curve, certified_curve
 from bronet.run.certificate import LayerBound, network_hashes
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
+from bronet.web import ordinary
+from bronet.web.ordinary import Ordinary
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
@@ -52,6 +54,22 @@ class Served:
     classes: tuple[str, ...]
     samples: ImageSet | None
     remark: str
+    comparison: "Comparison | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """An ordinary network for the same images, and what is known of both on all test images.
+
+    `accuracy` and `curve` are the certified network's; `beaten` is the share of the test images that the ordinary one
+    gets right but loses to an attack within the certified radius of the same image.
+    """
+
+    ordinary: Ordinary
+    images: int
+    accuracy: float
+    curve: Curve
+    beaten: float
 
 
 def read_cards(runs: Sequence[str]) -> list[Card]:
@@ -117,6 +135,23 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
         classes=images.classes if images else card.classes or numbered,
         samples=images.to(device) if images else None,
         remark=remark,
+        comparison=compare(model, network, data) if data.name == ordinary.DATA else None,
+    )
+
+
+def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
+    """Certify all test images of the digits, which takes a moment, and set the ordinary network beside them."""
+    images, rival = load_images(data, "test"), ordinary.read_ordinary()
+    if model.image_shape != ordinary.IMAGE_SHAPE or len(images) != len(rival.found):
+        return None
+    rows = certify_images(model, network, images, batch_size=len(images)).rows
+    radii = torch.tensor([row.radius for row in rows], dtype=torch.float64)
+    return Comparison(
+        ordinary=rival,
+        images=len(rows),
+        accuracy=sum(row.correct for row in rows) / len(rows),
+        curve=certified_curve(rows),
+        beaten=float(((rival.found > 0) & (rival.found <= radii)).double().mean()),
     )
 
 

@@ -14,6 +14,7 @@ const at = (id) => document.getElementById(id);
 const state = { runs: [], run: 0, network: null, chosen: null, proof: null, found: null, searched: 0, end: 1 };
 let attacking = null; // what ends the attack in progress
 let noiseTimer = 0, noiseSearch = null;
+let comparisonTimer = 0, comparing = null;
 
 /** Ask the server; what it refuses is an error with a sentence for people. */
 async function ask(path, options = {}) {
