@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from attacks import ATTACK
 from bronet import BronetError, prove
 from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
-from bronet.attack.run import AttackPlan, Target, attack_run, summary
+from bronet.attack.run import Target, attack_run, finished
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
@@ -22,7 +23,7 @@ from bronet.data import load_images
 from bronet.pretrained.publish import publish
 from bronet.recipe import override, to_text
 from bronet.report.evidence import read_evidence
-from bronet.run.attack_rows import AttackRow, read_attack_rows
+from bronet.run.attack_rows import AttackPlan, AttackRow, read_attack, read_attack_rows
 from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
 from bronet.run.rows import read_certificate_rows, write_certificate_rows
@@ -119,7 +120,7 @@ def test_a_finished_attack_is_not_repeated_and_keeps_its_facts(copy: Path) -> No
     again = attack_run(copy, PLAN, limit=4, command="second", progress=lambda done, _: attacked.append(done))
     assert attacked == []
     assert again.rows == finished.rows
-    assert again.facts == finished.facts == json.loads((copy / f"{PLAN.name}.json").read_text())
+    assert again.facts == finished.facts == read_attack(copy / f"{PLAN.name}.json")
 
 
 def test_rows_that_were_to_be_overwritten_are_not_gone_on_from(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,7 @@ def test_rows_and_claims_of_one_network_are_not_those_of_another_with_the_same_w
 def test_an_attack_on_another_network_does_not_stand_beside_a_certificate(copy: Path) -> None:
     path = attack_run(copy, PLAN, limit=8).path.with_suffix(".json")
     facts = json.loads(path.read_text())
-    assert read_evidence(copy).attacks == (facts,)
+    assert [attack.plain() for attack in read_evidence(copy).attacks] == [facts]
     for key in ("weights_sha256", "recipe_sha256"):
         path.write_text(json.dumps(facts | {key: "other"}))
         with pytest.raises(BronetError, match=f"must be of the network that was certified, but {key} differs"):
@@ -270,7 +271,7 @@ def test_empirical_below_certified_accuracy_is_refused() -> None:
     row = AttackRow(index=0, label=1, prediction=1, found=2, robust=False, l2=0.3, linf=0.1, radius=0.26)
     assert not row.refutes  # further away than the radius: some other budget
     with pytest.raises(CertificateBrokenError, match="empirical accuracy must be at least the certified one"):
-        summary([row], PLAN, pixels=64)
+        finished(ATTACK, [row], pixels=64)
 
 
 def test_autoattack_breaks_what_can_be_broken(copy: Path) -> None:

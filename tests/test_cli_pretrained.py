@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from attacks import ATTACK, finished, write_attack_facts
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.models import build_model
@@ -136,10 +137,10 @@ def test_evidence_that_is_damaged_or_has_no_place_is_one_line_and_leaves_everyth
     Path("file").touch()
     for place in (str(trained), "file"):
         assert "--results must be a folder other than the run's" in refusal(*words, place)
-    (trained / "attack-x.json").write_text('{"robust_accuracy": 0.5}')
-    assert "must have its rows in attack-x.csv" in refusal(*words, "results")
-    (trained / "attack-x.json").write_text("{")
-    assert "attack-x.json must be JSON, but Expecting" in refusal(*words, "results")
+    write_attack_facts(trained, finished(ATTACK, 5, clean=0.8, robust=0.6, certified=0.4))
+    assert "must have its rows in attack-pgd-l2-1_4.csv" in refusal(*words, "results")
+    (trained / "attack-pgd-l2-1_4.json").write_text("{")
+    assert "attack-pgd-l2-1_4.json must be JSON, but Expecting" in refusal(*words, "results")
     (trained / "record.json").write_text("[]")
     for command in (("round", str(trained), "--out", "rounded"), ("info", str(trained))):
         assert "record.json must hold" in refusal(*command)

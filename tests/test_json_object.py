@@ -7,7 +7,7 @@ import pytest
 from bronet import BronetError
 from bronet.files import MOST_DIGITS, read_object
 from bronet.report.evidence import read_evidence
-from bronet.run.attack_rows import read_facts
+from bronet.run.attack_rows import read_attack
 from bronet.run.certificate import read_certificate
 
 HOSTILE = {
@@ -27,7 +27,7 @@ HOSTILE = {
 def test_a_hostile_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "certificate.json"
     path.write_bytes(content)
-    for read in (read_facts, read_certificate, read_object, lambda path: read_evidence(path.parent)):
+    for read in (read_attack, read_certificate, read_object, lambda path: read_evidence(path.parent)):
         with pytest.raises(BronetError, match=message) as error:
             read(path)
         assert str(path) in str(error.value)

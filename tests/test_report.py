@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from attacks import ATTACK, finished, write_attack_facts
 from bronet.errors import BronetError
 from bronet.report import write_report
 from bronet.report.evidence import read_evidence
@@ -226,10 +227,8 @@ def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: 
     cost = replace(CERTIFICATE.soundness_cost, relative_median=1e-4)
     certificate = replace(CERTIFICATE, classes=("zero", "one"), soundness_cost=cost)
     write_certificate(run, certificate)
-    attack = {"attack": "pgd", "norm": "l2", "eps": "1/4", "images": 4}
-    shares = {"clean_accuracy": 0.75, "robust_accuracy": 0.5, "certified_accuracy": 0.5}
-    (run / "attack-pgd-l2-1_4.json").write_text(json.dumps(attack | shares))
-    (run / "attack-pgd-l2-1_2.json").write_text(json.dumps(attack))  # not finished
+    write_attack_facts(run, finished(ATTACK, 4, clean=0.75, robust=0.5, certified=0.5))
+    write_attack_facts(run, replace(ATTACK, eps="1/2"))  # not finished
     paths = write_report(run)
     text = paths.summary_md.read_text()
     assert "(clean, 1/4, 1/2): **75.0 / 50.0 / 25.0**" in text

@@ -5,13 +5,12 @@ What another attack left is no AutoAttack accuracy, and is not shown.
 
 from collections.abc import Sequence
 
-from bronet.files import Json
 from bronet.recipe.schema import parse_budget
 from bronet.report.table import ABSENT, aligned
+from bronet.run.attack_rows import AttackFacts
 from lab.tables.published import PublishedRun
 
 AUTOATTACK = "autoattack"
-SHARES = ("clean_accuracy", "certified_accuracy", "robust_accuracy")
 
 
 def attacked_parts(runs: Sequence[PublishedRun], norm: str) -> list[str]:
@@ -19,16 +18,16 @@ def attacked_parts(runs: Sequence[PublishedRun], norm: str) -> list[str]:
     cells = [["folder", "recipe", "eps", "images", "clean", "certified", "AutoAttack", "certified broken", "differs"]]
     for run in runs:
         found = [facts for facts in run.evidence.attacks if _is_autoattack(facts, norm)]
-        for facts in sorted(found, key=lambda facts: parse_budget(str(facts["eps"]))):
-            shares = [facts.get(key) for key in SHARES]
+        for facts in sorted(found, key=lambda facts: parse_budget(facts.eps)):
+            shares = (facts.clean_accuracy, facts.certified_accuracy, facts.robust_accuracy)
             cells.append(
                 [
                     f"`{run.folder}`",
                     f"`{run.recipe.name}`",
-                    str(facts["eps"]),
-                    f"{facts['images']:,}",
-                    *(f"{100 * share:.1f}" if isinstance(share, int | float) else ABSENT for share in shares),
-                    str(facts.get("certified_broken", ABSENT)),
+                    facts.eps,
+                    f"{facts.images:,}",
+                    *(ABSENT if share is None else f"{100 * share:.1f}" for share in shares),
+                    ABSENT if facts.certified_broken is None else str(facts.certified_broken),
                     run.remark or ABSENT,
                 ]
             )
@@ -37,6 +36,5 @@ def attacked_parts(runs: Sequence[PublishedRun], norm: str) -> list[str]:
     return [f"Every run of ours that AutoAttack attacked in {norm}, in percent of the attacked images.", aligned(cells)]
 
 
-def _is_autoattack(facts: Json, norm: str) -> bool:
-    finished = "robust_accuracy" in facts and isinstance(facts.get("images"), int)
-    return finished and (facts.get("attack"), facts.get("norm")) == (AUTOATTACK, norm)
+def _is_autoattack(facts: AttackFacts, norm: str) -> bool:
+    return facts.finished and (facts.attack, facts.norm) == (AUTOATTACK, norm)

@@ -215,7 +215,7 @@ def _not_counted(run: PublishedRun, quantities: Sequence[Quantity]) -> str:
 
 def _told(run: PublishedRun) -> str:
     record = run.evidence.record
-    attacked = {facts.get("images") for facts in run.evidence.attacks if facts.get("attack") == "autoattack"}
+    attacked = {facts.images for facts in run.evidence.attacks if facts.attack == "autoattack"}
     parts = [
         str(record.get("device", "device unknown")),
         f"{run.recipe.train.precision}",

@@ -65,10 +65,9 @@ class PublishedRun:
     def attacked(self, attack: str, norm: str, eps: str) -> tuple[float, int] | None:
         """Return the accuracy that an attack left, and on how many images; None if it was not run."""
         for facts in self.evidence.attacks:
-            if (facts.get("attack"), facts.get("norm"), facts.get("eps")) == (attack, norm, eps):
-                share, images = facts.get("robust_accuracy"), facts.get("images")
-                if isinstance(share, int | float) and isinstance(images, int):
-                    return float(share), images
+            asked = (facts.attack, facts.norm, facts.eps) == (attack, norm, eps)
+            if asked and facts.robust_accuracy is not None and facts.images is not None:
+                return facts.robust_accuracy, facts.images
         return None
 
 

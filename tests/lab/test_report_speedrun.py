@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bronet.attack.run import AttackPlan, attack_run
+from attacks import ATTACK, finished, write_attack_facts
+from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.pretrained.publish import publish
 from bronet.recipe import named_recipe
 from bronet.report.evidence import read_evidence
 from bronet.report.table import joined
-from bronet.run.attack_rows import read_attack_rows, write_attack_rows
+from bronet.run.attack_rows import AttackPlan, read_attack_rows, write_attack_rows
 from bronet.run.rows import read_certificate_rows, write_certificate_rows
 from certificates import write_certificate
 from lab.commands import app
@@ -144,10 +145,9 @@ def test_a_run_whose_certificate_was_broken_is_not_published(attacked: Path, tmp
 @pytest.mark.parametrize("recipe", [FAST, "cifar10/lipconvnet-10-32"])
 def test_attacks_on_networks_that_the_paper_did_not_attack_are_shown(recipe: str, tmp_path: Path) -> None:
     folder = publish_rows(tmp_path / "mine", named_recipe(recipe), (0.8, 0.7, 0.5, 0.4))
-    shares = {"clean_accuracy": 0.8, "certified_accuracy": 0.5, "robust_accuracy": 0.6}
-    for norm, eps in (("l2", "72/255"), ("linf", "2/255")):
-        facts = {"attack": "autoattack", "norm": norm, "eps": eps, "images": 1000, "certified_broken": 0, **shares}
-        (folder / f"attack-autoattack-{norm}-{eps.replace('/', '_')}.json").write_text(json.dumps(facts))
+    l2, linf = replace(ATTACK, attack="autoattack", eps="72/255"), replace(ATTACK, attack="autoattack", eps="2/255")
+    for plan in (l2, replace(linf, norm="linf")):
+        write_attack_facts(folder, finished(plan, 1000, clean=0.8, robust=0.6, certified=0.5))
     runs = published_runs(tmp_path)
     expected = ["1,000", "80.0", "50.0", "60.0", "0", "–"]
     assert cells_of(paper_table(10, runs), "`mine`")[1:] == [f"`{recipe}`", "72/255", *expected]

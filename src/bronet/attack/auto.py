@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.attack.judge import Norm
 from bronet.errors import BronetError
+from bronet.run.attack_rows import Norm
 
 FEWEST_TARGETED_CLASSES = 4
 """Below this AutoAttack's targeted loss (DLR) does not exist."""

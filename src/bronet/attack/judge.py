@@ -6,15 +6,14 @@ image that an attack returns is moved into the exact ball, its distance is round
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.errors import BronetError
+from bronet.run.attack_rows import Norm
 
-Norm = Literal["l2", "linf"]
 Logits = Callable[[Float[Tensor, "b *pixels"]], Float[Tensor, "b k"]]
 
 

@@ -6,78 +6,46 @@ float32. An attack that is stopped goes on where it was. A certified image that 
 bound, a file of rows or this program is wrong, and no report may hide it.
 """
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.attack.auto import autoattack, preflight, require_autoattack
-from bronet.attack.judge import CertificateBrokenError, Norm, Verdict, judge
+from bronet.attack.judge import CertificateBrokenError, Verdict, judge
 from bronet.attack.pgd import l2_pgd, linf_pgd
 from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
 from bronet.certificates.network import Certificate, ProvedNetwork, prove
 from bronet.certificates.run import images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.files import Json
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.ortho.numerics import float32_products
-from bronet.radius import implied_radius
-from bronet.recipe.schema import check_seed, parse_budget
+from bronet.recipe.schema import parse_budget
+from bronet.records import as_plain
 from bronet.run.attack_rows import (
+    AttackFacts,
+    AttackPlan,
     AttackRow,
     count_rows,
+    read_attack,
     read_attack_rows,
-    read_facts,
+    write_attack,
     write_attack_rows,
-    write_facts,
 )
 from bronet.run.certificate import check_rows, network_hashes, read_certificate
-from bronet.run.folder import AttackFiles, RunFolder, open_run
+from bronet.run.folder import RunFolder, open_run
 from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model
 
-AttackName = Literal["autoattack", "pgd"]
 PREFLIGHT_IMAGES = 64
 Progress = Callable[[int, int], None]
 """Called with the number of images that are attacked, and of all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackPlan:
-    """What to attack with; an attack goes on only under the same plan."""
-
-    attack: AttackName = "autoattack"
-    norm: Norm = "l2"
-    eps: str = "36/255"
-    split: str = "test"
-    steps: int = 100
-    restarts: int = 5
-    seed: int = 0
-    batch_size: int = 250
-
-    def __post_init__(self) -> None:
-        if not parse_budget(self.eps, name="eps") > 0:
-            raise BronetError(f"eps must be positive to attack, got {self.eps}")
-        if self.batch_size < 1:
-            raise BronetError(f"batch_size must be at least 1, got {self.batch_size}")
-        check_seed(self.seed)
-
-    @property
-    def name(self) -> str:
-        """The stem of the two files."""
-        return self.files(RunFolder(Path())).facts.stem
-
-    def files(self, run: RunFolder) -> AttackFiles:
-        """Return the files of this attack in the folder of a run."""
-        return AttackFiles.of(run.path, attack=self.attack, norm=self.norm, eps=self.eps)
 
 
 @dataclass(frozen=True)
@@ -172,7 +140,7 @@ class AttackedRun:
     """What attacking a run gave."""
 
     rows: list[AttackRow]
-    facts: Json
+    facts: AttackFacts
     path: Path
 
 
@@ -205,48 +173,47 @@ def attack_run(
         images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes())
     images = images.to(device)
     path, facts_path = plan.files(run)
-    settings: Json = {**plan.__dict__, **network_hashes(run)}
-    rows, facts = ([], {}) if overwrite else _so_far(path, facts_path, settings)
+    now = plan.facts(network_hashes(run), data=recipe.data.name, command=command)
+    rows, facts = ([], now) if overwrite else _so_far(path, facts_path, now)
     _stop_if_refuted(rows, path)
     done = {row.index for row in rows}
     waiting = [i for i in range(len(images)) if i not in done]
     if waiting:
         model = load_model(run, device=device)
         target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
-        earlier, start = _seconds_of(facts), time.perf_counter()
+        earlier, start = facts.seconds, time.perf_counter()
         with frozen(model):
             warnings = target.warnings()
             for line in warnings:
                 if warn is not None:
                     warn(line)
-            facts = {**settings, "data": recipe.data.name, "command": command, "warnings": warnings, "seconds": earlier}
+            facts = replace(now, warnings=tuple(warnings), seconds=earlier)
             if not rows:  # those of an earlier attack must never stand beside the facts of this one
                 facts_path.unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
-            write_facts(facts_path, facts)
+            write_attack(facts_path, facts)
             for index in torch.tensor(waiting).split(plan.batch_size):
                 rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
                 write_attack_rows(path, rows)
-                facts["seconds"] = round(earlier + time.perf_counter() - start, 3)
-                write_facts(facts_path, facts)
+                facts = replace(facts, seconds=round(earlier + time.perf_counter() - start, 3))
+                write_attack(facts_path, facts)
                 _stop_if_refuted(rows, path)
                 if progress is not None:
                     progress(len(rows), len(images))
-    facts |= summary(rows, plan, pixels=images.images[0].numel())
-    write_facts(facts_path, facts)
+    facts = finished(facts, rows, pixels=images.images[0].numel())
+    write_attack(facts_path, facts)
     return AttackedRun(rows, facts, path)
 
 
-def summary(rows: list[AttackRow], plan: AttackPlan, *, pixels: int) -> dict[str, float]:
-    """Return clean, empirical and certified accuracy of the attacked images; raise if the last two contradict."""
-    eps = parse_budget(plan.eps)
-    counts = count_rows(rows, certifies=lambda radius: implied_radius(radius, norm=plan.norm, pixels=pixels) > eps)
-    if counts.certified is not None and counts.robust < counts.certified:
+def finished(facts: AttackFacts, rows: list[AttackRow], *, pixels: int) -> AttackFacts:
+    """Return the facts with clean, empirical and certified accuracy; raise if the last two contradict each other."""
+    counts = count_rows(rows, facts, pixels=pixels)
+    if counts.robust < counts.certified:
         raise CertificateBrokenError(
-            f"empirical accuracy must be at least the certified one at eps = {plan.eps}, got {counts.robust} robust "
+            f"empirical accuracy must be at least the certified one at eps = {facts.eps}, got {counts.robust} robust "
             f"and {counts.certified} certified of {counts.images} images; a bound is false"
         )
-    return counts.facts()
+    return counts.added_to(facts)
 
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:
@@ -263,23 +230,23 @@ def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, flo
     return {row.index: row.radius for row in read_certificate_rows(files.rows)}
 
 
-def _so_far(path: Path, facts_path: Path, settings: Json) -> tuple[list[AttackRow], Json]:
-    """Return the rows to go on from, and their facts; raise if they are of another plan or another network."""
-    rows, before = read_attack_rows(path), read_facts(facts_path)
-    if rows and not before:
-        raise BronetError(f"{path} must have {facts_path.name} beside it to go on from; --overwrite starts anew")
-    for key, value in settings.items():
-        if before and before.get(key) != value:
+def _so_far(path: Path, facts_path: Path, now: AttackFacts) -> tuple[list[AttackRow], AttackFacts]:
+    """Return the rows to go on from, and their facts; raise if they are of another plan or another network.
+
+    Without rows to go on from, the facts are those of now.
+    """
+    rows, before = read_attack_rows(path), read_attack(facts_path)
+    if before is None:
+        if rows:
+            raise BronetError(f"{path} must have {facts_path.name} beside it to go on from; --overwrite starts anew")
+        return rows, now
+    settings, earlier = as_plain(now), as_plain(before)
+    for key in (*(field.name for field in fields(AttackPlan)), *now.network):
+        if earlier[key] != settings[key]:
             raise BronetError(
-                f"{path} was made with {key} = {before.get(key)}, now it is {value}; --overwrite starts anew"
+                f"{path} was made with {key} = {earlier[key]}, now it is {settings[key]}; --overwrite starts anew"
             )
-    return rows, before if rows else {}
-
-
-def _seconds_of(facts: Json) -> float:
-    """Return what the rows that are there have taken, as far as it was written down."""
-    seconds = facts.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else 0.0
+    return rows, before if rows else now
 
 
 def _stop_if_refuted(rows: list[AttackRow], path: Path) -> None:

@@ -77,9 +77,10 @@ def attack(
     and attack-....json. Ends with status 3, and names the image, if a certified image is broken.
     """
     from bronet.attack.judge import CertificateBrokenError
-    from bronet.attack.run import AttackPlan, attack_run
+    from bronet.attack.run import attack_run
     from bronet.cli.console import counting, open_console, say
     from bronet.data import load_images
+    from bronet.run.attack_rows import AttackPlan
 
     console = open_console()
     folder = run_folder(run)
@@ -116,20 +117,20 @@ def attack(
         except CertificateBrokenError as error:
             typer.echo(f"broken: {error}", err=True)
             raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
-        show_attack(console, result, plan.norm, plan.eps)
+        show_attack(console, result)
 
 
-def show_attack(console: "Console", result: "AttackedRun", norm: str, eps: str) -> None:
+def show_attack(console: "Console", result: "AttackedRun") -> None:
     """Print the three accuracies between which the truth lies."""
     from bronet.cli.console import facts_table, say
     from bronet.report.table import percent
 
-    shares = {name: float(str(result.facts[f"{name}_accuracy"])) for name in ("clean", "robust", "certified")}
+    found = result.facts
     facts = [
         ("images", f"{len(result.rows):,}"),
-        ("clean accuracy", percent(shares["clean"])),
-        (f"not broken, {norm} {eps}", percent(shares["robust"])),
-        (f"proved, {norm} {eps}", percent(shares["certified"])),
+        ("clean accuracy", percent(found.clean_accuracy or 0.0)),
+        (f"not broken, {found.norm} {found.eps}", percent(found.robust_accuracy or 0.0)),
+        (f"proved, {found.norm} {found.eps}", percent(found.certified_accuracy or 0.0)),
         ("certified images broken", "0"),
     ]
     console.print(facts_table(facts))

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes, require_writable
+from bronet.files import Json, replace_bytes, require_writable
 from bronet.pretrained.network import WEIGHTS
 from bronet.pretrained.places import package_home
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
-from bronet.report.evidence import check_attack
-from bronet.run.attack_rows import read_attack_rows
+from bronet.run.attack_rows import check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
@@ -90,19 +89,20 @@ def _certificate(run: RunFolder, published: RunFolder, split: str) -> dict[Path,
 def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
     """Return the published files of every finished attack; raise if one broke the certificate, or is not about it."""
     contents: dict[Path, bytes] = {}
-    network = read_certificate(run.certificate().facts).network
-    for rows, path in run.attacks():
-        facts = read_object(path)
-        if any(row.refutes for row in read_attack_rows(rows)):
-            raise BronetError(f"a run whose certificate was broken must not be published; see {rows}")
-        if "robust_accuracy" not in facts:
+    certificate = read_certificate(run.certificate().facts)
+    for files in run.attacks():
+        facts = read_attack(files.facts)
+        if any(row.refutes for row in read_attack_rows(files.rows)):
+            raise BronetError(f"a run whose certificate was broken must not be published; see {files.rows}")
+        if facts is None or not facts.finished:
             continue  # stopped before its end
-        facts["command"] = published_text(str(facts.get("command", "")))
-        contents[results / path.name] = _json(facts)
-        if not rows.is_file():
-            raise BronetError(f"{path} must have its rows in {rows.name}, but there is no such file; attack again")
-        check_attack(path, facts, pixels=None, network=network)
-        contents[results / rows.name] = rows.read_bytes()
+        if not files.rows.is_file():
+            raise BronetError(
+                f"{files.facts} must have its rows in {files.rows.name}, but there is no such file; attack again"
+            )
+        check_attack(files, facts, pixels=certificate.pixels, network=certificate.network)
+        contents[results / files.facts.name] = _json(replace(facts, command=published_text(facts.command)).plain())
+        contents[results / files.rows.name] = files.rows.read_bytes()
     return contents
 
 

@@ -5,23 +5,18 @@ come from elsewhere; the recipe and the two files of the certificate are not.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from bronet.errors import BronetError
-from bronet.files import Json, parse_object, read_object, shown
-from bronet.radius import implied_radius
-from bronet.recipe.schema import parse_budget
-from bronet.run.attack_rows import count_rows, read_attack_rows
+from bronet.files import Json, parse_object, read_object
+from bronet.run.attack_rows import AttackFacts, check_attack, read_attack
 from bronet.run.certificate import CertificateFile, check_rows, read_certificate
-from bronet.run.folder import AttackFiles, RunFolder
+from bronet.run.folder import RunFolder
 from bronet.run.rows import Row, read_certificate_rows
 
 ADVICE = "train and certify this run first"
-TOLERANCE = 1e-9
-"""Between a share as written and as counted again: far less than one image of a million."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +33,7 @@ class Evidence:
     record: Json
     log: tuple[Json, ...]
     train_rows: tuple[Row, ...] = ()
-    attacks: tuple[Json, ...] = ()
+    attacks: tuple[AttackFacts, ...] = ()
 
     @property
     def training_seconds(self) -> float | None:
@@ -75,14 +70,17 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
         record=_read_object(run.record, optional=True),
         log=_read_log(run.log),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
-        attacks=tuple(_read_attack(files, certificate) for files in run.attacks()),
+        attacks=tuple(_read_attacks(run, certificate)),
     )
 
 
-def _read_attack(files: AttackFiles, certificate: CertificateFile) -> Json:
-    facts = _read_object(files.facts)
-    check_attack(files.facts, facts, pixels=certificate.pixels, network=certificate.network)
-    return facts
+def _read_attacks(run: RunFolder, certificate: CertificateFile) -> Iterator[AttackFacts]:
+    """Yield the facts of every attack, checked against its rows and against the certificate."""
+    for files in run.attacks():
+        facts = read_attack(files.facts)
+        if facts is not None:
+            check_attack(files, facts, pixels=certificate.pixels, network=certificate.network)
+            yield facts
 
 
 def _read_object(path: Path, *, optional: bool = False) -> Json:
@@ -102,33 +100,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BronetError(f"cannot read {path}: {error}; {ADVICE}") from None
-
-
-def check_attack(path: Path, facts: Json, *, pixels: int | None, network: Mapping[str, str]) -> None:
-    """Raise unless a finished attack's facts are those of the rows beside them, and its name is that of its file.
-
-    `network` are the hashes of the certified one: an attack on another must not stand beside its certificate. A file
-    without rows is taken at its word, and so is the certified share where the number of pixels is not known.
-    """
-    rows = read_attack_rows(path.with_suffix(".csv"))
-    if "robust_accuracy" not in facts or not rows:
-        return
-    if not path.name.startswith(f"attack-{facts.get('attack')}-{facts.get('norm')}-"):
-        named = f"{shown(facts.get('attack'))} {shown(facts.get('norm'))}"
-        raise BronetError(f"{path} must be named after its attack, got {named}")
-    for key, certified in network.items():
-        if facts.get(key, certified) != certified:
-            raise BronetError(f"{path} must be of the network that was certified, but {key} differs; attack again")
-    for key, value in count_rows(rows, certifies=_certifies(facts, pixels)).facts().items():
-        told = facts.get(key)
-        if not (isinstance(told, int | float) and abs(told - value) <= TOLERANCE):  # a NaN is not, either
-            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {shown(told)}; attack again")
-
-
-def _certifies(facts: Json, pixels: int | None) -> Callable[[float], bool] | None:
-    """Return whether an l2 radius exceeds the attack's budget, as a function; None where that cannot be told."""
-    if pixels is None:
-        return None
-    eps = parse_budget(str(facts.get("eps")), name="eps")
-    norm: Literal["l2", "linf"] = "linf" if facts.get("norm") == "linf" else "l2"
-    return lambda radius: implied_radius(radius, norm=norm, pixels=pixels) > eps

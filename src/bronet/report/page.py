@@ -12,7 +12,7 @@ from importlib.resources import files
 from string import Template
 
 from bronet.report.statistics import class_cells, per_class
-from bronet.report.table import Summary, markdown_table, number_text, paper_line, percent
+from bronet.report.table import ABSENT, Summary, markdown_table, number_text, paper_line, percent
 from bronet.wording import bound_text
 
 IDEA = (
@@ -164,9 +164,8 @@ def _cost(summary: Summary) -> str:
 def _attack_cells(summary: Summary) -> list[list[str]]:
     table = [["attack", "norm", "eps", "images", "clean", "not broken", "proved"]]
     for facts in summary.evidence.attacks:
-        if "robust_accuracy" not in facts:
-            continue  # not finished yet
-        shares = (facts[f"{name}_accuracy"] for name in ("clean", "robust", "certified"))
-        texts = (percent(float(str(share))) for share in shares)
-        table.append([*(str(facts.get(key)) for key in ("attack", "norm", "eps", "images")), *texts])
+        shares = (facts.clean_accuracy, facts.robust_accuracy, facts.certified_accuracy)
+        if facts.finished:
+            texts = (ABSENT if share is None else percent(share) for share in shares)
+            table.append([facts.attack, facts.norm, facts.eps, str(facts.images), *texts])
     return table

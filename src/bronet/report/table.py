@@ -93,7 +93,7 @@ def json_summary(summary: Summary) -> str:
             | {"certified_accuracy": {entry.text: entry.accuracy for entry in own.certified}}
             for name, own in per_class(summary.evidence)
         },
-        "attacks": list(summary.evidence.attacks),
+        "attacks": [facts.plain() for facts in summary.evidence.attacks],
         "lipschitz": _finite(certificate.lipschitz),
         "rounding_worst": _finite(certificate.rounding.worst),
         "soundness_cost": certificate.soundness_cost.relative_median,

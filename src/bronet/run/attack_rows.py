@@ -1,19 +1,28 @@
-"""One row per attacked image, and the facts of the attack: files that a stopped attack goes on from.
+"""The plan of an attack, one row per attacked image, and its facts: files that a stopped attack goes on from.
 
 Rows are written in whole batches, each time the whole file at once. Numbers come back with the same bits.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_text
-from bronet.records import read_rows, write_rows
+from bronet.radius import implied_radius
+from bronet.recipe.schema import check_seed, parse_budget
+from bronet.records import Place, as_plain, read_record, read_rows, write_rows
+from bronet.run.folder import AttackFiles, RunFolder
+
+AttackName = Literal["autoattack", "pgd"]
+Norm = Literal["l2", "linf"]
 
 ADVICE = "attack again with --overwrite"
+TOLERANCE = 1e-9
+"""Between a share as written and as counted again: far less than one image of a million."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,37 +59,138 @@ class AttackRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """What to attack with; an attack goes on only under the same plan."""
+
+    attack: AttackName = "autoattack"
+    norm: Norm = "l2"
+    eps: str = "36/255"
+    split: str = "test"
+    steps: int = 100
+    restarts: int = 5
+    seed: int = 0
+    batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        if not parse_budget(self.eps, name="eps") > 0:
+            raise BronetError(f"eps must be positive to attack, got {self.eps}")
+        if self.batch_size < 1:
+            raise BronetError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_seed(self.seed)
+
+    @property
+    def name(self) -> str:
+        """The stem of the two files."""
+        return self.files(RunFolder(Path())).facts.stem
+
+    def files(self, run: RunFolder) -> AttackFiles:
+        """Return the files of this attack in the folder of a run."""
+        return AttackFiles.of(run.path, attack=self.attack, norm=self.norm, eps=self.eps)
+
+    def facts(self, network: Mapping[str, str], *, data: str, command: str) -> "AttackFacts":
+        """Return the facts of an attack that begins now, on the network with these hashes."""
+        return AttackFacts(
+            attack=self.attack,
+            norm=self.norm,
+            eps=self.eps,
+            split=self.split,
+            steps=self.steps,
+            restarts=self.restarts,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            weights_sha256=network["weights_sha256"],
+            recipe_sha256=network["recipe_sha256"],
+            data=data,
+            command=command,
+            warnings=(),
+            seconds=0.0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackFacts:
+    """What was attacked, and with what; what a finished attack gave is None until then.
+
+    `clean_accuracy`, `robust_accuracy` and `certified_accuracy` are shares of the attacked images. `rows_sha256` is the
+    hash of the rows, where the facts are kept apart from them.
+    """
+
+    attack: str
+    norm: Norm
+    eps: str
+    split: str
+    steps: int
+    restarts: int
+    seed: int
+    batch_size: int
+    weights_sha256: str
+    recipe_sha256: str | None = None
+    data: str
+    command: str
+    warnings: tuple[str, ...]
+    seconds: float
+    images: int | None = None
+    clean_accuracy: float | None = None
+    robust_accuracy: float | None = None
+    certified_broken: int | None = None
+    certified_accuracy: float | None = None
+    rows_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        parse_budget(self.eps, name="eps")
+        if not 0 <= self.seconds < math.inf:
+            raise BronetError(f"seconds must be at least 0, got {self.seconds}")
+
+    @property
+    def finished(self) -> bool:
+        """Whether all images were attacked."""
+        return self.images is not None and self.robust_accuracy is not None
+
+    @property
+    def network(self) -> dict[str, str]:
+        """The hashes that tell which network was attacked."""
+        return {"weights_sha256": self.weights_sha256, "recipe_sha256": self.recipe_sha256 or ""}
+
+    def plain(self) -> Json:
+        """Return the facts as JSON, without what is not known yet."""
+        return {key: value for key, value in as_plain(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttackCounts:
-    """How many of the attacked images are what; `certified` is None where it was not counted."""
+    """How many of the attacked images are what."""
 
     images: int
     correct: int
     robust: int
     refuted: int
-    certified: int | None
+    certified: int
 
-    def facts(self) -> dict[str, float]:
-        """Return the counts as the facts of an attack state them."""
-        facts = {
-            "images": self.images,
-            "clean_accuracy": self.correct / self.images,
-            "robust_accuracy": self.robust / self.images,
-            "certified_broken": self.refuted,
-        }
-        if self.certified is not None:
-            facts["certified_accuracy"] = self.certified / self.images
-        return facts
+    def added_to(self, facts: AttackFacts) -> AttackFacts:
+        """Return the facts of the attack as a finished one's."""
+        return replace(
+            facts,
+            images=self.images,
+            clean_accuracy=self.correct / self.images,
+            robust_accuracy=self.robust / self.images,
+            certified_broken=self.refuted,
+            certified_accuracy=self.certified / self.images,
+        )
 
 
-def count_rows(rows: Sequence[AttackRow], *, certifies: Callable[[float], bool] | None) -> AttackCounts:
-    """Count the rows; `certifies` says whether a certified l2 radius covers the attack's ball, in whatever norm."""
+def count_rows(rows: Sequence[AttackRow], attack: AttackFacts, *, pixels: int) -> AttackCounts:
+    """Count the rows of an attack on images of so many pixels.
+
+    Certified are the correct images whose l2 radius covers the attack's ball, in whatever norm.
+    """
     correct = [row for row in rows if row.prediction == row.label]
+    eps = parse_budget(attack.eps)
     return AttackCounts(
         images=len(rows),
         correct=len(correct),
         robust=sum(row.robust for row in rows),
         refuted=sum(row.refutes for row in rows),
-        certified=None if certifies is None else sum(certifies(row.radius) for row in correct),
+        certified=sum(implied_radius(row.radius, norm=attack.norm, pixels=pixels) > eps for row in correct),
     )
 
 
@@ -94,11 +204,41 @@ def read_attack_rows(path: Path) -> list[AttackRow]:
     return read_rows(AttackRow, path, advice=ADVICE, unique="index") if path.exists() else []
 
 
-def read_facts(path: Path) -> Json:
-    """Return the facts of an attack; empty if there is no such file."""
-    return read_object(path, advice=ADVICE) if path.exists() else {}
+def read_attack(path: Path) -> AttackFacts | None:
+    """Return the facts of an attack; None if there is no such file."""
+    if not path.exists():
+        return None
+    return read_record(AttackFacts, read_object(path, advice=ADVICE), Place("attack", str(path), advice=ADVICE))
 
 
-def write_facts(path: Path, facts: Json) -> None:
+def write_attack(path: Path, facts: AttackFacts) -> None:
     """Write the facts, replacing earlier ones."""
-    replace_text(path, json.dumps(facts, indent=2) + "\n")
+    replace_text(path, json.dumps(facts.plain(), indent=2) + "\n")
+
+
+def check_attack(files: AttackFiles, facts: AttackFacts, *, pixels: int, network: Mapping[str, str]) -> None:
+    """Raise unless a finished attack's facts are those of the rows beside them, and its name is that of its file.
+
+    `network` are the hashes of the certified one: an attack on another must not stand beside its certificate. A file
+    without rows is taken at its word.
+    """
+    rows = read_attack_rows(files.rows)
+    if not facts.finished or not rows:
+        return
+    path = files.facts
+    if AttackFiles.of(path.parent, attack=facts.attack, norm=facts.norm, eps=facts.eps).facts != path:
+        raise BronetError(f"{path} must be named after its attack, got {facts.attack} {facts.norm} {facts.eps}")
+    told = facts.plain()
+    for key, certified in network.items():
+        if told.get(key, certified) != certified:
+            raise BronetError(f"{path} must be of the network that was certified, but {key} differs; attack again")
+    for key, value in count_rows(rows, facts, pixels=pixels).added_to(facts).plain().items():
+        if not _agrees(told.get(key), value):
+            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {told.get(key)!r}; {ADVICE}")
+
+
+def _agrees(told: object, counted: object) -> bool:
+    """Whether a value is the one that was counted again, up to rounding; a NaN is not."""
+    if isinstance(told, float) and isinstance(counted, float):
+        return abs(told - counted) <= TOLERANCE
+    return told == counted
