@@ -12,10 +12,9 @@ from torch.testing import assert_close
 from bronet.errors import BronetError
 from bronet.layers import LastLayerNormalized, Normalization
 from bronet.models import Chain, build_model
-from bronet.ortho.newton_schulz import newton_schulz
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train.muon import Muon, split_parameters
+from bronet.train.muon import Muon, newton_schulz, split_parameters
 from bronet.train.optimizers import Optimizer, build_optimizer, optimizer_for
 from bronet.train.sharding import Parameters
 from bronet.train.training_run import train

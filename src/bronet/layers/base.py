@@ -24,12 +24,14 @@ class LipschitzLayer(nn.Module, ABC):
     """A layer with a proved Lipschitz constant.
 
     `recordable` says whether a training step with it can be recorded as a CUDA graph: layers whose factorisations wait
-    for the host cannot. `forward_uses_estimate` says whether the forward pass reads what `update_estimate` writes, so
+    for the host cannot. `only_regularized` says whether nothing but a loss that sees its estimate keeps the layer's
+    constant small. `forward_uses_estimate` says whether the forward pass reads what `update_estimate` writes, so
     that the two must not run side by side. `parameter_methods` names the methods besides the forward pass that read
     parameters while training: where those are sharded over processes, they are gathered for each of them.
     """
 
     recordable: ClassVar[bool] = True
+    only_regularized: ClassVar[bool] = False
     forward_uses_estimate: ClassVar[bool] = False
     parameter_methods: ClassVar[tuple[str, ...]] = ()
 

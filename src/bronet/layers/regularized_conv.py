@@ -51,6 +51,7 @@ class LipschitzRegularizedConv2d(Convolution[Tensor]):
     padding_modes: ClassVar[tuple[PaddingMode, ...]] = ("zeros",)
     least_padding: ClassVar[int | None] = 0
     unshuffles: ClassVar[bool] = False
+    only_regularized: ClassVar[bool] = True
     parameter_methods: ClassVar[tuple[str, ...]] = ("lipschitz_estimate", "update_estimate")
     power_vector: Tensor
 

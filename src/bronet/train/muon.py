@@ -3,6 +3,10 @@
 Every singular direction of a matrix then moves equally far, whatever its share of the gradient. All other parameters
 get NAdam. Not the paper's: an option (docs/training.md). What changes from step to step lies on the device, so that a
 recorded step can be replayed.
+
+The direction is taken by a quintic Newton-Schulz iteration, which replaces every singular value of a matrix by a number
+near one and keeps the singular vectors. Its polynomial is chosen for speed and not for convergence: it blows small
+values up quickly, and they then move about near one.
 """
 
 import math
@@ -12,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
 from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
 from bronet.models import CertifiableModel
-from bronet.ortho.newton_schulz import newton_schulz
 
 if TYPE_CHECKING:
     from bronet.train.optimizers import Optimizer
@@ -27,6 +31,11 @@ _OTHERS = "others."
 # The root mean square of an update, per learning rate: near that of Adam's, so that one rate serves both.
 _UPDATE_SIZE = 0.2
 _MATRIX_DIMENSIONS = (2, 4)
+_NEWTON_SCHULZ_STEPS = 5
+# x -> a x + b x^3 + c x^5 on each singular value: the slope a at zero is what decides how small values may be.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Added to the norm, so that a matrix of zeros stays one; gradients of about this size come out shorter.
+_SMALLEST_NORM = 1e-7
 
 
 class Split(NamedTuple):
@@ -44,7 +53,8 @@ def split_parameters(model: CertifiableModel) -> Split:
     kernel is used as stored and only regularised (BRONet's stem, LiResNet's backbone), biases, alpha, angles of
     activations, stacks of matrices.
     """
-    layers = (layer for _, layer in model.chain() if isinstance(layer, DerivedLayer))
+    chain = (layer for _, layer in model.chain())
+    layers = (layer for layer in chain if isinstance(layer, DerivedLayer) and not layer.only_regularized)
     derived = {p for layer in layers for p in layer.parameters() if p.ndim in _MATRIX_DIMENSIONS}
     derived -= set(model.head.parameters())
     parameters = list(model.parameters())
@@ -109,3 +119,21 @@ class Muon:
             momentum.copy_(tensors[f"{index}.momentum"])
         others = {name.removeprefix(_OTHERS): t for name, t in tensors.items() if name.startswith(_OTHERS)}
         self.others.load_tensors(others)
+
+
+def newton_schulz(G: Float[Tensor, "batch m n"], *, dtype: torch.dtype) -> Float[Tensor, "batch m n"]:
+    """Return matrices with the singular vectors of each G and singular values in [0.68, 1.14], in this precision.
+
+    That range is the polynomial's where a singular value of G is 1/100 of its Frobenius norm or more. Down to 1/600 the
+    result is at most 1.21; below, values grow by a factor of at most a^5 = 485, and zeros stay zeros.
+    """
+    a, b, c = _COEFFICIENTS
+    # Divided before rounding: the squares of a gradient may not exist in half precision.
+    X = (G / (torch.linalg.matrix_norm(G, keepdim=True) + _SMALLEST_NORM)).to(dtype)
+    tall = X.shape[-2] > X.shape[-1]
+    X = X.mT if tall else X
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)
+        X = torch.baddbmm(X, B, X, beta=a)
+    return X.mT if tall else X
