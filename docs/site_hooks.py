@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from lab.figures.palette import COLOURS  # noqa: E402
+from lab.figures.canvas import COLOURS  # noqa: E402
 
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages at the root of the repository, by the name they have on the site."""

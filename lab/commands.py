@@ -106,7 +106,7 @@ def figure(
     """
     from bronet.files import replace_bytes
     from bronet.report.figures import figure_bytes
-    from lab.tables.losses import draw_figure
+    from lab.analyze.run_figures import draw_figure
 
     drawn = draw_figure(number, published_runs(results))
     contents = {
@@ -127,7 +127,7 @@ def draw(*, out: Annotated[Path, typer.Option("--out", help="Folder to write to.
     Writes NAME.svg into --out.
     """
     from bronet.files import replace_text
-    from lab.figures.draw import drawings
+    from lab.figures import drawings
 
     for name, text in drawings().items():
         replace_text(out / f"{name}.svg", text)
@@ -228,7 +228,7 @@ def _paper_table(number: int) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from lab.tables.paper_rows import paper_rows
+    from lab.tables.published import paper_rows
 
     rows = paper_rows(number)
     others = any(row.others for row in rows)

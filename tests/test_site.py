@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from lab.figures.palette import COLOURS
+from lab.figures.canvas import COLOURS
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"

@@ -91,7 +91,7 @@ def teaser(*, out: OutOption = OUT, results: ResultsOption = RESULTS) -> None:
 
     Ours are the published runs in --results. Writes teaser.csv, .png and .pdf into --out.
     """
-    from lab.analyze import teaser as experiment
+    from lab.analyze import run_figures as experiment
     from lab.tables.published import published_runs
 
     rows = experiment.measure(published_runs(results))
@@ -190,7 +190,7 @@ def _write(
     """Write rows and pictures, each file whole."""
     from bronet.files import replace_bytes
     from bronet.report.figures import figure_bytes
-    from lab.rows import tuples_as_csv
+    from lab.analyze import tuples_as_csv
 
     contents = {
         out / f"{stem}.csv": tuples_as_csv(names, rows).encode(),

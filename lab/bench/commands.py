@@ -47,7 +47,7 @@ def layer(
 
     from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
-    from lab.bench.layer import CPU_SHAPE, GPU_SHAPE, bench_layer
+    from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_layer
 
     place = torch.device(device_name(device))
     shape = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
@@ -83,7 +83,7 @@ def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out 
     from bronet.bench import time_recipe, write_timings
     from bronet.cli.console import facts_table, open_console
     from bronet.recipe import named_recipe
-    from lab.bench.published import CPU_RECIPES, PUBLISHED_MS
+    from lab.bench.recipe_times import CPU_RECIPES, PUBLISHED_MS
 
     place = torch.device(device_name(device))
     on_gpu = place.type == "cuda"
@@ -114,8 +114,7 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
 
     from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
-    from lab.bench.layer import CPU_SHAPE, GPU_SHAPE
-    from lab.bench.scaling import bench_scaling, exponent
+    from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_scaling, exponent
 
     place = torch.device(device_name(device))
     base = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
@@ -128,7 +127,7 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
         facts.append((f"{axis}, exponent {exponent(values, times):.2f}", series))
     open_console().print(facts_table(facts))
     if out is not None:
-        from lab.bench.plot import draw_scaling
+        from lab.bench.one_layer import draw_scaling
 
         write_timings(out, [row for _, _, row in points])
         draw_scaling(points, base, place, out.with_suffix(".png"))
@@ -153,7 +152,7 @@ def certify(
 
     from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
-    from lab.bench.certify import bench_certify
+    from lab.bench.recipe_times import bench_certify
 
     place = torch.device(device_name(device))
     chosen = recipe or ("cifar10/bronet-m" if place.type == "cuda" else "cifar10/bronet-small")

@@ -47,9 +47,8 @@ def layers(
     from bronet.bench import csv_text
     from bronet.cli.console import open_console, say
     from bronet.files import replace_text
-    from lab.bench import layer_figures
+    from lab.bench import json_text, layer_figures
     from lab.bench import layers as sweeps
-    from lab.rows import json_text
 
     sweep = sweeps.PAPER if paper else sweeps.Sweep()
     sweep = replace(
@@ -112,8 +111,8 @@ def equal_budget(
     from bronet.cli.console import open_console, say
     from bronet.files import replace_text
     from lab.bench import equal_budget as comparison
+    from lab.bench import json_text
     from lab.bench.timed_training import Budget
-    from lab.rows import json_text
 
     budget = Budget(seconds=seconds) if steps is None else Budget(steps=steps)
     kinds = tuple(layer) if layer else comparison.ALL_KINDS

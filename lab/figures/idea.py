@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from bronet.certificates import prove
 from bronet.layers import Bias, BROLinear, MaxMin
-from lab.figures.canvas import STYLE, WIDTH, svg
-from lab.figures.palette import HUES, INK, LINE, PAPER, SOFT, fill, stroke
+from lab.figures.canvas import HUES, INK, LINE, PAPER, SOFT, STYLE, WIDTH, fill, stroke, svg
 from lab.figures.point_networks import (
     LipschitzNetwork,
     Points,

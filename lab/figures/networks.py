@@ -24,8 +24,7 @@ from bronet.layers import (
     Normalization,
     PixelUnshuffle,
 )
-from lab.figures.canvas import Sheet, svg
-from lab.figures.palette import SOFT
+from lab.figures.canvas import SOFT, Sheet, svg
 
 Shape = tuple[int, ...]
 

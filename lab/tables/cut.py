@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bronet.report.table import ABSENT, aligned, apart, joined
 from lab.tables.paper import NOT_RUN, TITLES, row_label
-from lab.tables.paper_rows import PaperRow, paper_rows
+from lab.tables.published import PaperRow, paper_rows
 from lab.tables.tuning import TuningRow, remark_on
 
 FILE = Path("cut") / "rows.csv"

@@ -1,7 +1,8 @@
 """The tables of the paper with our numbers beside them: paper, ours, difference, spread over seeds.
 
 Every number of ours is recomputed from committed rows. A row without a full run of its recipe reads "not run". Times
-are of different machines, so they have no difference.
+are of different machines, so they have no difference. Below Tables 10 and 11 stands every run of ours that AutoAttack
+attacked; what another attack left is no AutoAttack accuracy, and is not shown.
 """
 
 import statistics
@@ -9,10 +10,40 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bronet.radius import implied_radius
+from bronet.recipe.schema import parse_budget
 from bronet.report.table import ABSENT, aligned
-from lab.tables.attacks import attacked_parts
-from lab.tables.paper_rows import PaperRow, paper_rows, paper_tables
-from lab.tables.published import PublishedRun, runs_of
+from bronet.run.attack_rows import AttackFacts
+from lab.tables.published import PaperRow, PublishedRun, paper_rows, paper_tables, runs_of
+
+AUTOATTACK = "autoattack"
+
+
+def attacked_parts(runs: Sequence[PublishedRun], norm: str) -> list[str]:
+    """Return a heading and a table of the finished AutoAttacks in a norm, a line for each run and radius; else none."""
+    cells = [["folder", "recipe", "eps", "images", "clean", "certified", "AutoAttack", "certified broken", "differs"]]
+    for run in runs:
+        found = [facts for facts in run.evidence.attacks if _is_autoattack(facts, norm)]
+        for facts in sorted(found, key=lambda facts: parse_budget(facts.eps)):
+            shares = (facts.clean_accuracy, facts.certified_accuracy, facts.robust_accuracy)
+            cells.append(
+                [
+                    f"`{run.folder}`",
+                    f"`{run.recipe.name}`",
+                    facts.eps,
+                    f"{facts.images:,}",
+                    *(ABSENT if share is None else f"{100 * share:.1f}" for share in shares),
+                    ABSENT if facts.certified_broken is None else str(facts.certified_broken),
+                    run.remark or ABSENT,
+                ]
+            )
+    if len(cells) == 1:
+        return []
+    return [f"Every run of ours that AutoAttack attacked in {norm}, in percent of the attacked images.", aligned(cells)]
+
+
+def _is_autoattack(facts: AttackFacts, norm: str) -> bool:
+    return facts.finished and (facts.attack, facts.norm) == (AUTOATTACK, norm)
+
 
 NOT_RUN = "not run"
 QUOTED = "quoted"

@@ -1,10 +1,15 @@
-"""The published runs: every folder below `results` that holds a recipe, a certificate and its rows, packed or not.
+"""What the tables set side by side: the rows that the paper prints, and the runs that we published.
 
-A run stands beside a row of the paper only if its recipe is the named one, up to what does not change the experiment
+A row of Tables 1 to 6 and 9 to 16, numbered in the order of the paper's source, has the recipe that trains it; rows
+quoted from the literature have none. A published run is a folder with a recipe, a certificate and its rows, packed or
+not. It stands beside a row of the paper only if its recipe is the named one, up to what does not change the experiment
 (seed, precision, what is kept on the way), and if the whole test set was certified. Any other run says what differs.
 """
 
+import csv
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 
 from bronet.errors import BronetError
@@ -14,6 +19,61 @@ from bronet.report.evidence import Evidence, read_evidence
 from bronet.report.statistics import Statistics, compute_statistics
 from lab.packed import unpacked
 from lab.recipes import table_recipe
+
+FILE = "paper_tables.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """One printed row. `certified` is at 36/255, 72/255 and 108/255; `others` are the table's further columns."""
+
+    table: int
+    group: str
+    row: str
+    recipe: str
+    parameters: str
+    clean: float | None
+    certified: tuple[float | None, float | None, float | None]
+    others: dict[str, float]
+
+
+def paper_tables() -> tuple[int, ...]:
+    """Return the numbers of the tables that have rows, in order."""
+    return tuple(dict.fromkeys(row.table for row in _rows()))
+
+
+def paper_rows(table: int | None = None) -> tuple[PaperRow, ...]:
+    """Return the rows of one table, or of all."""
+    if table is None:
+        return _rows()
+    if table not in paper_tables():
+        raise BronetError(f"table must be one of {', '.join(map(str, paper_tables()))}, got {table}")
+    return tuple(row for row in _rows() if row.table == table)
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[PaperRow, ...]:
+    text = resources.files("lab.tables").joinpath(FILE).read_text(encoding="utf-8")
+    return tuple(_row(cells) for cells in csv.DictReader(text.splitlines()))
+
+
+def _row(cells: dict[str, str]) -> PaperRow:
+    others = (entry.split("=") for entry in cells["others"].split(";") if entry)
+    return PaperRow(
+        table=int(cells["table"]),
+        group=cells["group"],
+        row=cells["row"],
+        recipe=cells["recipe"],
+        parameters=cells["parameters"],
+        clean=_number(cells["clean"]),
+        certified=(_number(cells["certified_36"]), _number(cells["certified_72"]), _number(cells["certified_108"])),
+        others={name: float(value) for name, value in others},
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
 
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGETS = ("36/255", "72/255", "108/255")

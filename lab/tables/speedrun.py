@@ -15,8 +15,7 @@ from bronet.report.table import ABSENT, aligned, apart, joined
 from bronet.wording import duration_text
 from lab.recipes import table_recipe
 from lab.tables.paper import NOT_RUN, row_label
-from lab.tables.paper_rows import paper_rows
-from lab.tables.published import BUDGETS, PublishedRun
+from lab.tables.published import BUDGETS, PublishedRun, paper_rows
 
 SHORT = "-fast"
 """How the names of short schedules end."""

@@ -14,10 +14,9 @@ from bronet.data import load_dataset
 from bronet.losses import certificate_regularization, cross_entropy, logit_annealing, logit_margin
 from bronet.losses.baselines import certificate_risk
 from bronet.recipe import named_recipe
-from lab.analyze import cr_landscape, loss_curves, teaser, theorem1
+from lab.analyze import cr_landscape, loss_curves, run_figures, theorem1
 from lab.commands import app
-from lab.tables.paper_rows import paper_rows
-from lab.tables.published import published_runs
+from lab.tables.published import paper_rows, published_runs
 from published_rows import publish_rows
 
 DIGITS = "bronet-digits/digits"
@@ -115,11 +114,11 @@ def test_the_image_is_the_correct_one_with_the_smallest_margin(digits: tuple) ->
 def test_the_teaser_has_a_circle_for_every_row_and_every_full_run(tmp_path: Path) -> None:
     publish_rows(tmp_path / "ours", named_recipe("cifar10/lipconvnet-10-32"), (0.77, 0.63, 0.47, 0.33))
     publish_rows(tmp_path / "part", named_recipe("cifar10/bronet-m"), (0.9, 0.8, 0.7, 0.6), images=100)
-    rows = teaser.measure(published_runs(tmp_path))
+    rows = run_figures.measure(published_runs(tmp_path))
     printed = [row for row in paper_rows(1) if row.group == "cifar10"]
     assert len(rows) == len(printed) + 1
     ours = rows[-1]
-    assert (ours.source, ours.name) == (teaser.OURS, "lipconvnet-10-32")
+    assert (ours.source, ours.name) == (run_figures.OURS, "lipconvnet-10-32")
     assert (ours.clean, ours.certified_36) == pytest.approx((77.0, 63.0))
     assert ours.millions == pytest.approx(8.77, abs=0.01)
 

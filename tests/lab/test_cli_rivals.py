@@ -57,7 +57,7 @@ def test_unknown_layer_is_one_line_and_status_two() -> None:
     for command in (("layers",), ("equal-budget", "--dataset", "digits")):
         status, output = run("bench", *command, "--layer", "sox")
         assert status == 2
-        assert "layers must be among bro, soc," in output
+        assert "must be one of bro, soc," in output
         assert len(output.strip().splitlines()) == 1
 
 

@@ -9,8 +9,7 @@ import torch
 import bronet
 from bronet.certificates import prove
 from bronet.recipe.architecture import NAMED
-from lab.figures import idea, networks, point_networks
-from lab.figures.draw import drawings
+from lab.figures import drawings, idea, networks, point_networks
 
 FOLDER = Path(__file__).parents[2] / "docs" / "figures"
 EXACT = ("bro-conv", "shapes", "lipconvnet", "bronet-m", "bronet-imagenet")
@@ -56,7 +55,7 @@ def test_balls_are_drawn_again_where_they_were(name: str, group: str, count: int
 
 
 def test_drawings_use_the_palette_only(drawn: dict[str, str]) -> None:
-    from lab.figures.palette import COLOURS
+    from lab.figures.canvas import COLOURS
 
     for name, svg in drawn.items():
         assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= set(COLOURS.values()), name

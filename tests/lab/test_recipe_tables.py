@@ -13,7 +13,7 @@ from bronet.recipe import LipConvNetArchitecture, Recipe, recipe_names
 from bronet.run.folder import create_run
 from bronet.train.loop import fit
 from lab.recipes import ablations, sweeps, table_recipe
-from lab.tables.paper_rows import paper_rows, paper_tables
+from lab.tables.published import paper_rows, paper_tables
 from shrink import shrink
 
 OWN = ("digits/quickstart", "cifar10/bronet-small")

@@ -7,7 +7,7 @@ import pytest
 from lab.recipes import table_recipe
 from lab.tables.cut import TABLES, cut_name, cut_tables
 from lab.tables.fill import filled
-from lab.tables.paper_rows import paper_rows
+from lab.tables.published import paper_rows
 from lab.tables.tuning import TuningRow
 from markdown_cells import cells_of
 

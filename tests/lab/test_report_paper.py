@@ -17,8 +17,7 @@ from lab.commands import app
 from lab.recipes import table_recipe
 from lab.tables.fill import BLOCK, filled
 from lab.tables.paper import all_tables, paper_table, reproduced
-from lab.tables.paper_rows import paper_rows, paper_tables
-from lab.tables.published import PublishedRun, published_runs
+from lab.tables.published import PublishedRun, paper_rows, paper_tables, published_runs
 from published_rows import publish_rows
 
 LA = "cifar100/lipconvnet-10-32"

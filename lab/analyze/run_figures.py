@@ -1,7 +1,8 @@
-"""Clean and certified accuracy on CIFAR-10, a circle per network, its area the number of parameters (Figure 1).
+"""Figures from published runs: clean against certified accuracy (1), curves (3) and margins (12) of three losses.
 
-The paper's points are the rows of Table 1; ours are added from published runs of named recipes that certify the whole
-test set. The paper does not name its vertical axis: we take certified accuracy at 36/255.
+Figure 1 has a circle for each network on CIFAR-10, its area the number of parameters: the rows of Table 1, and our runs
+of named recipes that certify the whole test set. The paper does not name its vertical axis: we take certified accuracy
+at 36/255. Figures 3 and 12 set CE, CE + CR and LA side by side on CIFAR-100.
 """
 
 import math
@@ -15,9 +16,8 @@ from matplotlib.figure import Figure
 
 from bronet.errors import BronetError
 from bronet.models import build_model
-from bronet.report.figures import LIGHT, style
-from lab.tables.paper_rows import paper_rows
-from lab.tables.published import PublishedRun
+from bronet.report.figures import LIGHT, draw_curve, draw_margins, style
+from lab.tables.published import BUDGETS, PublishedRun, paper_rows, runs_of
 
 DATA = "cifar10"
 TABLE = 1
@@ -144,3 +144,29 @@ def _label(axes: Axes, rows: Sequence[Row], points_per_dot: float) -> None:
 
 def _around(x: float, y: float, width: float, height: float) -> Box:
     return Box(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+
+
+LOSS_TABLE = 6
+"""The table whose three rows the figures show."""
+FURTHEST = 1.0
+"""Radius at which Figure 3 ends: beyond it almost no image is certified."""
+
+
+def loss_runs(runs: Sequence[PublishedRun]) -> dict[str, PublishedRun]:
+    """Return the run of each loss, the one of the smallest seed; raise if none was run."""
+    chosen = {row.row: runs_of(row.recipe, list(runs)) for row in paper_rows(LOSS_TABLE)}
+    found = {name: mine[0] for name, mine in chosen.items() if mine}
+    if not found:
+        names = ", ".join(row.recipe for row in paper_rows(LOSS_TABLE))
+        raise BronetError(f"figures 3 and 12 need a published run of at least one of {names}; found none")
+    return found
+
+
+def draw_figure(number: int, runs: Sequence[PublishedRun]) -> Figure:
+    """Return Figure 3 (curves) or Figure 12 (margins; of training images, where those were certified)."""
+    found = loss_runs(runs)
+    if number == 3:
+        return draw_curve({name: run.evidence.rows for name, run in found.items()}, BUDGETS, furthest=FURTHEST)
+    if number == 12:
+        return draw_margins({name: (run.evidence.train_rows, run.evidence.rows) for name, run in found.items()})
+    raise BronetError(f"figure must be 3 or 12, got {number}; python -m lab analyze draws 1, 10, 11 and 13")

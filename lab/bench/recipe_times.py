@@ -1,7 +1,7 @@
-"""How long it takes to prove a network, and to certify images with it in float64.
+"""What the published code takes for its recipes on one H200, and how long a proof and certificates take here.
 
-Weights are those of initialisation and pixels are random: neither changes the number of operations. The proof is made
-once for all images.
+To certify, weights are those of initialisation and pixels are random: neither changes the number of operations. The
+proof is made once for all images.
 """
 
 import time
@@ -9,11 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.bench import GIB, TimingRow, device_name
+from bronet.bench import GIB, INFERENCE, TRAINING, TimingRow, device_name
 from bronet.certificates.network import prove
 from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe
+
+PUBLISHED_MS = {
+    "cifar10/bronet-m": {TRAINING: 190.0, INFERENCE: 30.5},
+    "cifar10/bronet-l": {TRAINING: 308.0},
+    "cifar100/lipconvnet-10-32": {TRAINING: 56.6},
+    "cifar100/lipconvnet-10-64": {TRAINING: 207.0},
+}
+CPU_RECIPES = ("cifar10/bronet-small",)
 
 
 @dataclass(frozen=True)
