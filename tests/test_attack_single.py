@@ -6,8 +6,8 @@ from torch import Tensor
 
 from bronet.attack.judge import distances
 from bronet.attack.single import HALVINGS, attack_prediction, drawn_nearer
-from bronet.certificates import ProvedNetwork, prove
 from bronet.data import load_dataset
+from bronet.graph import ProvedNetwork, prove
 from bronet.models import CertifiableModel
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model

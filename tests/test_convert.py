@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet import BronetError, certified_radius, check, convert, create_model, prove
+from bronet.graph.estimate import layers_of
 from bronet.layers import (
     Block,
     BROConv2d,
@@ -49,7 +50,7 @@ class VGG(nn.Module):
 
 def test_every_step_becomes_its_counterpart() -> None:
     model = convert(VGG(), SHAPE)
-    kinds = [type(layer).__name__ for _, layer in model.chain()]
+    kinds = [type(layer).__name__ for _, layer in layers_of(model.layers)]
     block = ["Centring", "MaxMin"]
     assert kinds == [
         *("Normalization", "BROConv2d", *block, "MaxPool", "BROConv2d", "MaxMin"),
@@ -95,7 +96,7 @@ def test_lipschitz_layers_in_the_model_stay() -> None:
     with torch.no_grad():
         mine[0].weight.add_(1.0)  # type: ignore[union-attr]
     model = convert(mine, SHAPE)
-    assert [type(layer) for _, layer in model.chain()][:4] == [Normalization, BROConv2d, MaxMin, ScaledMeanPool]
+    assert [type(layer) for _, layer in layers_of(model)][:4] == [Normalization, BROConv2d, MaxMin, ScaledMeanPool]
     kept = dict(model.named_parameters())["layers.0_0.weight"]
     assert torch.equal(kept, mine[0].weight)  # type: ignore[arg-type]
     assert kept is not mine[0].weight
@@ -103,7 +104,7 @@ def test_lipschitz_layers_in_the_model_stay() -> None:
 
 def test_patches_are_a_dense_layer_on_what_the_unshuffle_makes() -> None:
     model = convert(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(), nn.Linear(128, 2)), SHAPE)
-    assert [type(layer) for _, layer in model.chain()][1:3] == [PixelUnshuffle, BROLinear]
+    assert [type(layer) for _, layer in layers_of(model)][1:3] == [PixelUnshuffle, BROLinear]
     assert certified_radius(model, torch.rand(2, *SHAPE)).shape == (2,)
 
 
@@ -135,7 +136,7 @@ class Calling(Residual):
     ("model", "message"),
     [
         (nn.Sequential(Residual()), "^0: add must take only the output of the step before it: a residual or branching"),
-        (Deciding(), "^forward of Deciding must be readable by torch.fx, which says: "),
+        (Deciding(), "^forward of Deciding must be readable by torch.fx, which says at "),
         (Calling(), "^forward: cumsum must be a function with a known constant"),
         (ending(nn.Conv2d(3, 6, 3, padding=1, groups=3)), "^0: groups of a Conv2d must be 1 to be converted, got 3"),
         (ending(nn.Conv2d(3, 6, 3, dilation=2)), r"^0: dilation of a Conv2d must be \(1, 1\) to be converted"),

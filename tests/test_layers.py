@@ -221,7 +221,7 @@ def test_last_layer_has_unit_rows_and_gaps_between_them() -> None:
     rows = head.rows()
     assert_close(rows.norm(dim=1), torch.ones(4).double())
     assert_close(head.gaps()[1, 3], (rows[1] - rows[3]).norm())
-    proved = head.proved_head((5,))
+    proved = head.proved((5,))
     assert (proved.gaps >= head.gaps()).all()
     assert_close(proved.gaps, head.gaps().detach(), rtol=1e-10, atol=1e-10)
 

@@ -49,7 +49,7 @@ def assert_lipschitz(architecture: Architecture, spec: DatasetSpec) -> None:
     difference = network.logits(x) - network.logits(y)
     gaps = (difference[:, :, None] - difference[:, None]).abs()
     distance = (x - y).flatten(1).norm(dim=1)[:, None, None]
-    assert (gaps <= network.lipschitz * network.head.gaps * distance * (1 + 1e-9)).all()
+    assert (gaps <= network.lipschitz * network.gaps * distance * (1 + 1e-9)).all()
     with torch.no_grad():
         torch.testing.assert_close(network.logits(x).float(), model(x.float()), atol=3e-3, rtol=0)
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bronet import prove
 from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
@@ -36,8 +36,8 @@ class Shifted(CertifiableModel):
             self.head.weight.copy_(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
             self.head.bias.fill_(BIAS)
 
-    def sections(self) -> list[nn.Module]:
-        return [self.normalization, self.flatten]
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.flatten(self.normalization(images)))
 
 
 def _images(dtype: torch.dtype) -> Tensor:
@@ -97,7 +97,7 @@ def test_naive_float32_certificates_break(model: Shifted) -> None:
 def test_naive_certificates_break_in_float64_too(model: Shifted) -> None:
     """Float64 alone is no proof: without a rounding budget the same search finds images."""
     network, images = prove(model), _images(torch.float64)
-    radius = margin_radius(network.logits(images), network.head.gaps).radius
+    radius = margin_radius(network.logits(images), network.gaps).radius
     rows = model.head.rows().double()
     assert len(broken_by_rounding(network.logits, images, radius, rows)) > IMAGES / 20
 
@@ -109,6 +109,6 @@ def test_our_certificates_survive(model: Shifted, dtype: torch.dtype) -> None:
     certificate = network.certify(images)
     assert broken_by_rounding(network.logits, images, certificate.radius, model.head.rows()) == []
     # The radius that survives is the true distance, less a rounding budget: nothing was given away.
-    distance = margin_radius(network.logits(images), network.head.gaps).radius
+    distance = margin_radius(network.logits(images), network.gaps).radius
     assert (certificate.radius <= distance).all()
     assert (certificate.radius >= distance * (1 - 1e-7) - 1e-11).all()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet import BronetError, certified_radius, check, prove
-from bronet.foreign.checking import Verdict
+from bronet.graph.checking import Verdict
 from bronet.layers import (
     CONVOLUTIONS,
     Bias,
@@ -49,8 +49,8 @@ class Chain(CertifiableModel):
         self.body = nn.Sequential(Flatten(), *layers)
         self.head = LastLayerNormalized(4, 3, dtype=dtype)
 
-    def sections(self) -> list[nn.Module]:
-        return [self.normalization, self.body]
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(self.normalization(images)))
 
 
 def flattened(shape: tuple[int, int, int], *layers: LipschitzLayer, features: int) -> CertifiableModel:
@@ -160,10 +160,6 @@ def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 100 * super().forward(x)
 
-    class Twice(Chain):
-        def forward(self, images: Tensor) -> Tensor:
-            return 2 * super().forward(images)
-
     def hooked(path: str) -> Chain:
         model = Chain(Bias(4, dtype=torch.float64), MaxMin())
         model.get_submodule(path).register_forward_hook(lambda module, inputs, output: 100 * output)
@@ -177,7 +173,6 @@ def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
         "forward of head must be": replaced,
         "forward of Chain must be": hooked(""),
         "Louder must define `proved`": Chain(Louder(4)),
-        "forward of Twice must be that of CertifiableModel": Twice(MaxMin()),
     }
     for words, model in cases.items():
         with pytest.raises(BronetError, match=words):
@@ -219,11 +214,12 @@ from bronet.models import Chain
 model = Chain((1, 2, 2), {"flatten": Flatten()}, LastLayerNormalized(4, 3))
 images = torch.rand(5, 1, 2, 2)
 for call in (
-    lambda: bronet.certified_radius(torch.nn.Linear(4, 4), images),
-    lambda: bronet.certified_radius(torch.nn.DataParallel(model), images),
-    lambda: bronet.certified_radius(model, images[0]),
-    lambda: bronet.certified_radius(model, images.numpy()),
+    lambda: bronet.certified_radius("model", images),
+    lambda: bronet.certified_radius(torch.nn.Linear(2, 2), images),
     lambda: bronet.certified_radius(model, torch.tensor(1.0)),
+    lambda: bronet.certified_radius(model, "images"),
+    lambda: bronet.prove(torch.nn.Linear(2, 2)),
+    lambda: bronet.prove(torch.nn.Flatten(), (1,)),
     lambda: bronet.certified_radius(model, torch.rand(5, 3, 2, 2)),
     lambda: bronet.certified_radius(model, torch.rand(5, 1, 4, 4)),
     lambda: bronet.certified_radius(model, images, batch_size=-1),
@@ -237,21 +233,28 @@ for call in (
         call()
     except bronet.BronetError as error:
         print(error)
-compiled = torch.compile(model, backend="eager")
-print(torch.equal(bronet.certified_radius(compiled, images), bronet.certified_radius(model, images)))
+radii = bronet.certified_radius(model, images)
+for wrapped in (
+    torch.compile(model, backend="eager"),
+    torch.nn.DataParallel(model),
+    torch.optim.swa_utils.AveragedModel(model),
+):
+    print(torch.equal(bronet.certified_radius(wrapped, images), radii))
+print(torch.equal(bronet.certified_radius(model, images.numpy()), radii))
+print(torch.equal(bronet.certified_radius(model, images[0]), radii[0]))
 """
 
 
 def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
     """In a process of its own, where annotations are not checked."""
     done = subprocess.run([sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True)
-    advice = "bronet.Chain makes one of bronet's layers, bronet.convert one of torch's"
     assert done.stdout.splitlines() == [
-        f"model must be a CertifiableModel, got Linear; {advice}",
-        f"model must be a CertifiableModel, got DataParallel; {advice}",
-        "images must be a tensor of shape (batch, channel, height, width), got shape (1, 2, 2)",
-        "images must be a tensor of shape (batch, channel, height, width), got ndarray",
-        "images must be a tensor of shape (batch, channel, height, width), got shape ()",
+        "model must be a torch.nn.Module, got str",
+        "Linear must return logits of at least 2 classes, got shape (1, 2, 2)",
+        "images must have shape (batch, channel, height, width) or that of one image, got ()",
+        "images must be a tensor or an array, got str",
+        "image_shape must be given for a Linear, such as (3, 32, 32), got None",
+        "Flatten must return logits of at least 2 classes, got shape (1,)",
         "images must have 1 channels and two sides, got shape (3, 2, 2)",
         "the head expects 4 features, got activations of shape (16,); flatten them",
         "batch_size must be at least 1, got -1",
@@ -260,7 +263,8 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "kernel_size must be at least 1, got (3, 3)",
         "BROConv2d expects floating point, got torch.uint8; convert the input first",
         "probabilities must have the shape of the logits (2, 3), got (2, 4)",
-        "True",  # a compiled model is proved as what it wraps
+        *["True"] * 3,  # a wrapped model is proved as what is wrapped
+        *["True"] * 2,  # arrays, and one image without a batch
     ]
 
 
@@ -273,13 +277,25 @@ def test_a_layer_used_twice_is_proved_twice() -> None:
     shift = Bias(4, dtype=torch.float64)
     nn.init.normal_(shift.bias)
     model = Chain(shift, MaxMin(), shift).eval()
-    assert len(list(model.chain())) == 5
+    assert [name for name, _ in prove(model).layers].count("body.1") == 2
     torch.testing.assert_close(prove(model).logits(_images()), model(_images()))
 
 
-def test_a_section_that_is_no_layer_is_refused() -> None:
-    with pytest.raises(BronetError, match="must be a Lipschitz layer or a Sequential of them, got Linear"):
-        prove(Chain(nn.Linear(4, 4)))
+def test_what_a_forward_does_behind_its_head_is_proved_with_it() -> None:
+    class Twice(Chain):
+        def forward(self, images: Tensor) -> Tensor:
+            return 2 * super().forward(images)
+
+    once, twice = prove(Chain(MaxMin())), prove(Twice(MaxMin()))
+    torch.testing.assert_close(twice.logits(_images()), 2 * once.logits(_images()))
+    assert twice.constants[-1] == pytest.approx(2 * once.constants[-1])
+
+
+def test_torchs_own_layers_are_proved_beside_ours() -> None:
+    network = prove(Chain(nn.Linear(4, 4)))
+    x, y = _images(), _images() + 0.1 * draw(5, 1, 2, 2)
+    moved = (network.logits(x) - network.logits(y)).norm(dim=1)
+    assert (moved <= network.constants[-1] * (x - y).flatten(1).norm(dim=1)).all()
 
 
 def test_autocast_and_flushing_to_zero_do_not_change_a_certificate() -> None:

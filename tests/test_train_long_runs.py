@@ -172,7 +172,7 @@ def test_a_broken_layer_is_named() -> None:
 def test_a_run_that_breaks_names_the_layer_and_what_to_try(tmp_path: Path) -> None:
     recipe = tiny_recipe()
     model = build(recipe)
-    layer = dict(model.chain())["backbone.0.linear"]
+    layer = model.get_submodule("backbone.0.linear")
     seen = iter(range(1_000_000))
     layer.register_forward_hook(lambda module, inputs, output: output / 0 if next(seen) >= 6 else output)
     with pytest.raises(

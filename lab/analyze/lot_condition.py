@@ -97,7 +97,7 @@ def _kernels(setting: LOTConditionSetting) -> list[tuple[Tensor, tuple[int, int]
         train=replace(recipe.train, seed=setting.seed),
     )
     model = build_model(architecture, dataset_spec("digits"), seed=setting.seed)
-    layers = [layer for _, layer in model.chain() if isinstance(layer, LOTConv2d)]
+    layers = [layer for layer in model.modules() if isinstance(layer, LOTConv2d)]
     generator = torch.Generator().manual_seed(setting.seed)
     for layer in layers[1:]:  # those that keep the dimension, as in the paper
         nn.init.kaiming_normal_(layer.weight, generator=generator)

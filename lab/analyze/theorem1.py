@@ -33,9 +33,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bronet.certificates import prove
 from bronet.data import Batch, ImageSet, generator_for, load_dataset
 from bronet.errors import BronetError
+from bronet.graph import prove
 from bronet.losses import logit_annealing, ramp
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import StackArchitecture
@@ -133,7 +133,7 @@ def _trained(images: ImageSet, lipschitz: float, setting: TheoremSetting) -> tup
     model = build_model(NETWORK, dataset_spec("digits"), seed=setting.seed)
     training_loop(_ScaledNetwork(model, lipschitz), _batches(images, setting), steps_per_epoch=setting.steps)
     network = prove(model.eval())
-    return model, lipschitz / (network.lipschitz * float(network.head.gaps.max()))
+    return model, lipschitz / (network.lipschitz * float(network.gaps.max()))
 
 
 def _batches(images: ImageSet, setting: TheoremSetting) -> Iterator[Batch]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from matplotlib.figure import Figure
 
-from bronet.certificates import prove
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
+from bronet.graph import prove
 from bronet.layers import CONVOLUTIONS, convolution_named
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from bronet.bench import GIB, INFERENCE, TRAINING, TimingRow, device_name
-from bronet.certificates.network import prove
 from bronet.errors import BronetError
+from bronet.graph.network import prove
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from torch import Tensor, nn
 
-from bronet.certificates import prove
+from bronet.graph import prove
 from bronet.layers import Bias, BROLinear, MaxMin
 from lab.figures.canvas import HUES, INK, LINE, PAPER, SOFT, STYLE, WIDTH, fill, stroke, svg
 from lab.figures.point_networks import (

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import bronet
+from bronet.graph.estimate import layers_of
 from bronet.layers import (
     Bias,
     BROConv2d,
@@ -92,7 +93,9 @@ def _(layer: BROLinear | CholeskyLinear, shape: Shape) -> Shape:
 def links(model: bronet.CertifiableModel) -> Iterator[Link]:
     """Yield every layer with the shape behind it, the head last."""
     shape: Shape = model.image_shape
-    for name, layer in model.chain():
+    for name, layer in layers_of(model):
+        if layer is model.head:
+            continue
         shape = output_of(layer, shape)
         yield Link(name, layer, shape)
     assert isinstance(model.head, LastLayerNormalized)

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from bronet import losses as losses
     from bronet.attack import l2_pgd as l2_pgd
     from bronet.certificates import certified_radius as certified_radius
-    from bronet.certificates import prove as prove
-    from bronet.foreign import check as check
-    from bronet.foreign import convert as convert
+    from bronet.graph import CertifiableModel as CertifiableModel
+    from bronet.graph import Chain as Chain
+    from bronet.graph import check as check
+    from bronet.graph import convert as convert
+    from bronet.graph import prove as prove
     from bronet.layers import BROConv2d as BROConv2d
     from bronet.layers import BROLinear as BROLinear
     from bronet.layers import CholeskyLinear as CholeskyLinear
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from bronet.layers import LipschitzRegularizedConv2d as LipschitzRegularizedConv2d
     from bronet.layers import MaxMin as MaxMin
     from bronet.layers import frozen as frozen
-    from bronet.models import CertifiableModel as CertifiableModel
-    from bronet.models import Chain as Chain
     from bronet.models import build_model as build_model
     from bronet.models import create_model as create_model
     from bronet.pretrained import load_pretrained as load_pretrained
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "BROConv2d": "bronet.layers",
     "BROLinear": "bronet.layers",
-    "CertifiableModel": "bronet.models",
-    "Chain": "bronet.models",
+    "CertifiableModel": "bronet.graph",
+    "Chain": "bronet.graph",
     "CholeskyLinear": "bronet.layers",
     "Householder": "bronet.layers",
     "LastLayerNormalized": "bronet.layers",
@@ -43,13 +43,13 @@ _HOMES = {
     "MaxMin": "bronet.layers",
     "build_model": "bronet.models",
     "certified_radius": "bronet.certificates",
-    "check": "bronet.foreign",
-    "convert": "bronet.foreign",
+    "check": "bronet.graph",
+    "convert": "bronet.graph",
     "create_model": "bronet.models",
     "frozen": "bronet.layers",
     "l2_pgd": "bronet.attack",
     "load_pretrained": "bronet.pretrained",
-    "prove": "bronet.certificates",
+    "prove": "bronet.graph",
     "save_pretrained": "bronet.pretrained",
 }
 _ROOMS = (
@@ -57,7 +57,7 @@ _ROOMS = (
     "certify",
     "data",
     "export",
-    "foreign",
+    "graph",
     "layers",
     "losses",
     "models",

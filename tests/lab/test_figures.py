@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import bronet
-from bronet.certificates import prove
+from bronet.graph import prove
+from bronet.graph.estimate import layers_of
 from bronet.recipe.architecture import NAMED
 from lab.figures import drawings, idea, networks, point_networks
 
@@ -90,7 +91,7 @@ def test_the_drawn_shapes_are_those_of_a_forward_pass(name: str, dataset: str) -
     model = bronet.create_model(name, dataset=dataset).eval()
     x, seen = torch.zeros(1, *model.image_shape), []
     with torch.no_grad():
-        for layer in [*(layer for _, layer in model.chain()), model.head]:
+        for layer in [layer for _, layer in layers_of(model)]:
             x = layer(x)
             seen.append(tuple(x.shape[1:]))
     meta = bronet.build_model(NAMED[name], bronet.recipe.dataset_spec(dataset), device="meta")

@@ -19,10 +19,10 @@ from bronet.attack.auto import autoattack, preflight, require_autoattack
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
 from bronet.attack.pgd import l2_pgd, linf_pgd
 from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
-from bronet.certificates.network import Certificate, ProvedNetwork, prove
 from bronet.certificates.run import images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
+from bronet.graph.network import ProvedBatch, ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.ortho.numerics import float32_products
@@ -122,7 +122,7 @@ class Target:
             return model
         return padded_to_multiple(recorded(model, device) if self.model.recordable else model)
 
-    def _radius(self, index: Int[Tensor, " b"], proved: Certificate) -> Float[Tensor, " b"]:
+    def _radius(self, index: Int[Tensor, " b"], proved: ProvedBatch) -> Float[Tensor, " b"]:
         """Return the radius that is claimed: recorded in the run's certificate, else proved now."""
         own = proved.radius.tolist()
         claimed = [self.claims.get(i, radius) for i, radius in zip(index.tolist(), own, strict=True)]

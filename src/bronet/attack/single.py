@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bronet.attack.judge import Logits, distances, into_ball, per_image
 from bronet.attack.pgd import l2_pgd
-from bronet.certificates.network import ProvedNetwork
+from bronet.graph.network import ProvedNetwork
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 

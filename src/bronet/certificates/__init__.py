@@ -1,5 +1,5 @@
 """Certificates: checkpoint and images in, one row per image out."""
 
-from bronet.certificates.network import Certificate, ProvedNetwork, certified_radius, prove
+from bronet.certificates.images import certified_radius
 
-__all__ = ["Certificate", "ProvedNetwork", "certified_radius", "prove"]
+__all__ = ["certified_radius"]

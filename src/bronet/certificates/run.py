@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
+from bronet.certificates.images import images_at_once
 from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
-from bronet.certificates.network import ProvedNetwork, images_at_once, prove
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable
+from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import parse_budget
@@ -182,11 +183,11 @@ def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:
 
 def layer_bounds(network: ProvedNetwork, model: CertifiableModel) -> tuple[LayerBound, ...]:
     """Return the proved bound of every layer."""
-    layers = dict(model.chain())
+    layers = dict(model.named_modules())
     return tuple(
         LayerBound(
             name=name,
-            kind=type(layers[name]).__name__,
+            kind=type(layers[name]).__name__ if name in layers else "function",
             lipschitz=proved.lipschitz,
             rounding_gain=proved.gain,
             remark=proved.remark,

@@ -11,7 +11,7 @@ def check(run: RunArgument) -> None:
     Writes nothing. Models of your own: bronet.check(model, input_shape) in Python (docs/convert.md).
     """
     from bronet.cli.console import open_console
-    from bronet.foreign import check as check_model
+    from bronet.graph import check as check_model
     from bronet.pretrained import load_pretrained
 
     open_console().print(check_model(load_pretrained(run)))

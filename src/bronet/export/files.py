@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from bronet.__about__ import __version__
-from bronet.certificates.network import ProvedNetwork
 from bronet.errors import BronetError
+from bronet.graph.network import ProvedNetwork
 
 PIXELS = "float32 in [0, 1]; normalisation is inside the network"
 MEANING = "nominal radius of predicted class t: min over j of (f_t - f_j) / gap_lipschitz[t][j]; rounding not covered"

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bronet.certificates.network import ProvedNetwork, prove
 from bronet.errors import BronetError
 from bronet.export import files
 from bronet.export.frozen_program import frozen_program
 from bronet.files import replace_file
+from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.run.certificate import file_hash, read_certificate

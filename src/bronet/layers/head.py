@@ -6,7 +6,6 @@ normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L 
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,14 +22,6 @@ from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
-@dataclass(frozen=True)
-class ProvedHead:
-    """A float64 head: logits, upper bounds on the gaps, and on the rounding error of each logit, gain |h| + offset."""
-
-    logits: ProvedMap
-    gaps: Float[Tensor, "k k"]
-
-
 class Head(LipschitzLayer):
     """A last layer."""
 
@@ -39,13 +30,6 @@ class Head(LipschitzLayer):
     @abstractmethod
     def gaps(self) -> Float[Tensor, "k k"]:
         """Return the differentiable matrix of the Lipschitz constants of f_t - f_j; zero on the diagonal."""
-
-    @abstractmethod
-    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
-        """Return the float64 head with proved gaps."""
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return self.proved_head(shape).logits
 
 
 class LastLayerNormalized(Head):
@@ -87,7 +71,7 @@ class LastLayerNormalized(Head):
         differences = rows[:, None] - rows[None]
         return torch.linalg.vector_norm(differences, dim=-1)
 
-    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         _require_vector(shape, self.in_features)
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
         rows, bias = _normalized(self.weight.detach().double()), self.bias.detach().double().clone()
@@ -95,17 +79,11 @@ class LastLayerNormalized(Head):
         gain = gain_of_products([Product(norm, absolute_norm(rows), self.in_features)])
         shift = float(torch.linalg.vector_norm(bias))
         apply = lambda h: h @ rows.mT + bias  # noqa: E731
-        logits = ProvedMap(
-            apply,
-            (self.classes,),
-            norm,
-            up(gain + gamma(1) * (norm + gain)),
-            up(gamma(1) * shift + UNDERFLOW),
-        )
-        return ProvedHead(logits, _upper_gaps(rows))
+        gain, offset = up(gain + gamma(1) * (norm + gain)), up(gamma(1) * shift + UNDERFLOW)
+        return ProvedMap(apply, (self.classes,), norm, gain, offset, gaps=upper_gaps(rows))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved_head((self.in_features,)).logits.lipschitz
+        return self.proved((self.in_features,)).lipschitz
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.classes}"
@@ -136,14 +114,12 @@ class OrthogonalHead(Head):
     def gaps(self) -> Float[Tensor, "k k"]:
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
 
-    def proved_head(self, shape: tuple[int, ...]) -> ProvedHead:
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         _require_vector(shape, self.linear.in_features)
         linear, bias = self.linear.proved(shape), self.bias.detach().double().clone()
         gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
         offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
-        logits = ProvedMap(lambda h: linear.apply(h) + bias, (self.classes,), linear.lipschitz, gain, offset)
-        gap = up(math.sqrt(2.0) * linear.lipschitz)
-        return ProvedHead(logits, gap * (1 - torch.eye(self.classes, device=bias.device, dtype=torch.float64)))
+        return ProvedMap(lambda h: linear.apply(h) + bias, (self.classes,), linear.lipschitz, gain, offset)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.linear.lipschitz_bound()
@@ -170,7 +146,7 @@ def _normalized(weight: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
     return F.normalize(weight / largest, dim=-1, eps=tiny)
 
 
-def _upper_gaps(rows: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
+def upper_gaps(rows: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
     """Return |w_t - w_j| rounded up: a difference, a square root of a sum of squares."""
     gaps = torch.stack([torch.linalg.vector_norm(rows - row, dim=-1) for row in rows])
     slack = 1 + 2 * gamma(rows.shape[-1] + 4)

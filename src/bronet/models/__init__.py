@@ -1,7 +1,6 @@
 """Networks for certificates: BRONet and LiResNet, LipConvNet."""
 
-from bronet.models.chain import Chain
+from bronet.graph.model import CertifiableModel, Chain
 from bronet.models.create import build_model, create_model
-from bronet.models.model import CertifiableModel
 
 __all__ = ["CertifiableModel", "Chain", "build_model", "create_model"]

@@ -6,9 +6,11 @@ each layer follow the published networks, not the text (docs/deviations.md).
 
 from collections import OrderedDict
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.layers import (
     AnyConvolution,
     Bias,
@@ -27,7 +29,6 @@ from bronet.layers import (
     convolution_named,
     create_convolution,
 )
-from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import BRONetArchitecture, DenseKind, parse_rank
 from bronet.recipe.dataset import DatasetSpec
@@ -63,8 +64,12 @@ class BRONet(CertifiableModel):
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
         self.head = LastLayerNormalized(a.dense_width, spec.classes)
 
-    def sections(self) -> list[nn.Module]:
-        return [self.normalization, self.stem, self.regularized, self.backbone, self.neck, self.dense]
+    @computes_ahead
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        x = self.stem(self.normalization(images))
+        x = self.backbone(self.regularized(x))
+        logits: Tensor = self.head(self.dense(self.neck(x)))
+        return logits
 
     def _stem(self, channels: int, size: tuple[int, int]) -> Block:
         a = self.architecture

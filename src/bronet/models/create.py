@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from bronet.errors import BronetError
+from bronet.graph.model import CertifiableModel
 from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
-from bronet.models.model import CertifiableModel
 from bronet.models.stack import Stack
 from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec

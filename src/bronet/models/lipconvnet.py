@@ -4,9 +4,11 @@ Five stages; each has depth/5 - 1 layers that keep the shape, and one stride-2 l
 unshuffle, then a semi-orthogonal convolution. The kernel is 1 in the last strided layer.
 """
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.layers import (
     Bias,
     Block,
@@ -23,7 +25,6 @@ from bronet.layers import (
     PixelUnshuffle,
     create_convolution,
 )
-from bronet.models.model import CertifiableModel
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipConvNetArchitecture, parse_rank
 from bronet.recipe.dataset import DatasetSpec
@@ -65,8 +66,11 @@ class LipConvNet(CertifiableModel):
             # normals of a dense layer the first SGD steps are many times as long as V, and may end in NaN.
             nn.init.eye_(self.head.linear.weight)
 
-    def sections(self) -> list[nn.Module]:
-        return [self.normalization, self.stages, self.flatten]
+    @computes_ahead
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        x = self.stages(self.normalization(images))
+        logits: Tensor = self.head(self.flatten(x))
+        return logits
 
     def _stage(self, channels: int, width: int, size: tuple[int, int], *, last: bool) -> list[nn.Sequential]:
         """Return the blocks of a stage that takes images of this size and `channels` to half the size and 2 `width`."""

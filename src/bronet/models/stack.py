@@ -4,9 +4,11 @@ Each has the published sequence of layers; input normalisation and the normalise
 compared on the same certificate (docs/rivals.md).
 """
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
+from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.layers import (
     Bias,
     Flatten,
@@ -18,7 +20,6 @@ from bronet.layers import (
     create_convolution,
 )
 from bronet.layers.shape import ScaledMeanPool
-from bronet.models.model import CertifiableModel
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import DatasetSpec
 
@@ -54,9 +55,12 @@ class Stack(CertifiableModel):
         self.flatten = Flatten()
         self.head = LastLayerNormalized(channels, spec.classes)
 
-    def sections(self) -> list[nn.Module]:
-        front = [self.normalization, self.patches, self.convolutions, self.pool]
-        return [*front, self.to_vector, self.dense, self.flatten]
+    @computes_ahead
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+        x = self.pool(self.convolutions(self.patches(self.normalization(images))))
+        x = self.flatten(self.dense(self.to_vector(x)))
+        logits: Tensor = self.head(x)
+        return logits
 
     def _side(self, spec: DatasetSpec) -> int:
         """Return the image's side in patches; it must be square and divisible by every stride and the pool."""

@@ -4,28 +4,49 @@ For `apply` as it runs (fl f) and the exact map f that it stands for, with the n
 
     |f(x) - f(y)| <= lipschitz |x - y|      and      |fl f(x) - f(x)| <= gain |x| + offset      for all x, y.
 
+A map of several inputs x_1, ..., x_n promises the same with distances that are joined, by their sum or by the root of
+the sum of their squares, and with the sum of the norms:
+
+    |f(x) - f(y)| <= lipschitz join_i |x_i - y_i|      and      |fl f(x) - f(x)| <= gain sum_i |x_i| + offset.
+
 The three numbers are upper bounds. Nothing is promised about how far f is from the layer's float32 forward.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
+from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
 
+class Join(Enum):
+    """How the distances between the inputs of a map add up: as a sum, or as the sides of a right angle."""
+
+    SUM = auto()
+    ROOT_OF_SQUARES = auto()
+
+
 @dataclass(frozen=True)
 class ProvedMap:
-    """A float64 map on a batch, with proved Lipschitz constant and rounding error; a remark is for people to read."""
+    """A float64 map on a batch, with proved Lipschitz constant and rounding error; a remark is for people to read.
 
-    apply: Callable[[Tensor], Tensor]
+    Of logits f, `gaps[t, j]` is an upper bound on the Lipschitz constant of f_t - f_j with respect to the joined
+    inputs, where one is known that is better than sqrt(2) times `lipschitz`. A rounding error that is not known has an
+    infinite gain, a map without a bound an infinite constant.
+    """
+
+    apply: Callable[..., Tensor]
     output_shape: tuple[int, ...]
     lipschitz: float
     gain: float = 0.0
     offset: float = 0.0
     remark: str = ""
+    gaps: Float[Tensor, "k k"] | None = None
+    join: Join = Join.SUM
 
     def __post_init__(self) -> None:
         for name, value in (("lipschitz", self.lipschitz), ("gain", self.gain), ("offset", self.offset)):

@@ -3,7 +3,7 @@
 Everything here is an upper bound for float64. An inner product of length n, in any order of summation and with or
 without fused multiply-add, errs by at most gamma_n |a|.|b| (Higham, Accuracy and Stability, section 3.1). Underflow,
 which the model leaves out, is covered by `UNDERFLOW`, added to every absolute error; overflow by a limit on norms
-(`bronet.certificates.network`).
+(`bronet.proof.budget`).
 """
 
 import math

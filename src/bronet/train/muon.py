@@ -53,8 +53,8 @@ def split_parameters(model: CertifiableModel) -> Split:
     kernel is used as stored and only regularised (BRONet's stem, LiResNet's backbone), biases, alpha, angles of
     activations, stacks of matrices.
     """
-    chain = (layer for _, layer in model.chain())
-    layers = (layer for layer in chain if isinstance(layer, DerivedLayer) and not layer.only_regularized)
+    parts = (part for part in model.modules() if isinstance(part, DerivedLayer))
+    layers = (layer for layer in parts if not layer.only_regularized)
     derived = {p for layer in layers for p in layer.parameters() if p.ndim in _MATRIX_DIMENSIONS}
     derived -= set(model.head.parameters())
     parameters = list(model.parameters())

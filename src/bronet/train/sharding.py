@@ -19,6 +19,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from bronet.graph.estimate import units_of
 from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel
 
@@ -42,7 +43,7 @@ def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> 
     for module in model.modules():
         if isinstance(module, PreparedLayer):
             module.sees_all_parameters = False
-    for unit in dict.fromkeys((*model.units(), model.head)):
+    for unit in dict.fromkeys(units_of(model)):
         if any(True for _ in unit.parameters()):
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
             for method in unit.parameter_methods:

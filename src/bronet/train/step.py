@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bronet.errors import BronetError
+from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import SideStream
 from bronet.losses import (
     certificate_regularization,
@@ -175,7 +176,9 @@ class TrainingForward(nn.Module):
         self.power_iterations = recipe.train.power_iterations
         self.in_bf16 = recipe.train.precision == "bf16"
         self.gap_has_gradient = _needs_gap(recipe.loss)
-        self.estimates_beside = beside and not any(layer.forward_uses_estimate for _, layer in model.chain())
+        self.estimates_beside = beside and not any(
+            part.forward_uses_estimate for part in model.modules() if isinstance(part, LipschitzLayer)
+        )
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
         estimates = SideStream(pixels.device)

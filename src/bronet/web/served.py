@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from bronet.certificates.network import ProvedNetwork, prove
 from bronet.certificates.run import certify_images, layer_bounds
 from bronet.data import ImageSet, load_images
 from bronet.data.embedded import SAMPLED
 from bronet.errors import BronetError
+from bronet.graph.network import ProvedNetwork, prove
 from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe

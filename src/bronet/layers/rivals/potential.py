@@ -6,6 +6,7 @@ normalised U x; it stands for the published bias times the normalisation.
 """
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -99,10 +100,14 @@ class PotentialConv2d(Convolution[Tensor]):
 
     def convolve(self, x: Tensor) -> Tensor:
         x = embed_channels(x, self.channels, dim=1)
-        U = like_input(self.derived(self.precision_for(x)), x)
+        U = like_input(self.derived(self.key_for(x)), x)
         hidden = F.relu(convolve_kept_size(x, U, circular=self.circular) + self.bias.to(x.dtype)[:, None, None])
         y = x - 2 * convolve_kept_size(hidden, _adjoint(U), circular=self.circular)
         return y[:, : self.out_channels]
+
+    def key_for(self, x: Tensor) -> Hashable:
+        """Return what the kernel depends on besides the parameters, for activations at the layer's width."""
+        return self.precision_for(x)
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         U, norm = self.bounded_kernel(size)
@@ -127,8 +132,9 @@ class PotentialConv2d(Convolution[Tensor]):
 class CPLConv2d(PotentialConv2d):
     """x - 2 U' relu(U x + b) with U = W / |W| (Meunier et al. 2022); arguments as in PotentialConv2d.
 
-    Training divides by a power-iteration estimate of |W|, which can be too small; a proof divides by a proved norm
-    where that is larger, so the certified map is 1-Lipschitz. The two maps agree up to the estimate's error.
+    Training divides by a power-iteration estimate of |W|, which can be too small. Evaluation divides by a proved norm
+    for images of this size where that is larger, as the proof does: 1-Lipschitz. Evaluate many batches inside `frozen`,
+    which keeps the norm.
 
     Args:
         input_size: training estimates the norm at it, by default at 16 x 16 pixels after the stride.
@@ -165,19 +171,30 @@ class CPLConv2d(PotentialConv2d):
             v = torch.where(size > 0, moved / size, v)  # a zero kernel leaves the vector as it was
         self.power_vector.copy_(v)
 
+    def key_for(self, x: Tensor) -> Hashable:
+        precision, (h, w) = self.precision_for(x), x.shape[-2:]
+        return precision if self.training else (precision, (h, w))
+
     def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+        if isinstance(key, torch.dtype):
+            return self._estimated(key)
+        assert isinstance(key, tuple)
+        precision, size = key
+        return self.bounded_kernel(size).kernel.to(precision)
+
+    def _estimated(self, key: torch.dtype) -> Tensor:
+        """Return W over the estimate of its norm, in this precision."""
         W, v = unit_scaled(self.weight.to(key)), self.power_vector.to(key)
         estimate = convolve_kept_size(v, W, circular=True).norm() / v.norm()
         # Scaled to a largest entry of one, the norm is at least one: an estimate below is no estimate yet.
         return W / estimate.clamp_min(1.0)
 
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
-        U = self.derive(torch.float64)
-        norm = kept_size_norm(U, size, circular=self.circular)
+        U = self._estimated(torch.float64)
+        norm = kept_size_norm(U.detach(), size, circular=self.circular)
         if norm <= 1:
             return BoundedKernel(U, norm)
-        return BoundedKernel(U / norm, up(1 + gamma(2) * absolute_convolution_norm(U) / norm))
+        return BoundedKernel(U / norm, up(1 + gamma(2) * absolute_convolution_norm(U.detach()) / norm))
 
 
 class SLLConv2d(PotentialConv2d):

@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.foreign.steps import Step, kind_of, output_shape, read_steps
+from bronet.graph.maps import Shape
+from bronet.graph.model import CertifiableModel, Chain
+from bronet.graph.steps import Step, output_shape, read_steps
+from bronet.graph.tracing import kind_of
 from bronet.layers import (
     Bias,
     Block,
@@ -31,7 +34,6 @@ from bronet.layers import (
 )
 from bronet.layers.base import checked_shape
 from bronet.layers.shape import ScaledMeanPool
-from bronet.models import CertifiableModel, Chain
 
 _ACTIVATIONS = (
     nn.ReLU,
@@ -52,8 +54,6 @@ _ACTIVATIONS = (
 )
 _REMOVED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-
-Shape = tuple[int, ...]
 Rule = Callable[[nn.Module, Shape, str], list[LipschitzLayer]]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from bronet.errors import BronetError
-from bronet.layers import Block, LipschitzLayer
-from bronet.layers.faithful import is_altered
+from bronet.graph.faithful import require_faithful, require_module
+from bronet.graph.tracing import is_single, kind_of, traced
+from bronet.layers import Block
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,6 @@ class Step:
     def kind(self) -> str:
         """The module's type, for people."""
         return kind_of(self.module).__name__
-
-
-def kind_of(module: nn.Module) -> type[nn.Module]:
-    """Return the exact type by which a module is known; of a parametrized one, that which it had before."""
-    kind: type[nn.Module] = type_before_parametrizations(module)
-    return kind
 
 
 # Functions and tensor methods, by what stands for them; arguments after the tensor are those of the module.
@@ -55,43 +49,16 @@ _FUNCTIONS: dict[Callable[..., Any] | str, Callable[..., nn.Module]] = {
     **dict.fromkeys((torch.flatten, "flatten"), nn.Flatten),
 }
 _DROPOUTS = (F.dropout, F.dropout2d)
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FLATTENING = ("view", "reshape")
-
-
-class _Reader(fx.Tracer):
-    """Symbolic tracing in which our layers are single steps, like torch's own."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_single(m) or isinstance(m, Block)
-
-
-def is_single(module: nn.Module) -> bool:
-    """Whether a module is one step: a Lipschitz layer, or one of torch's own that is no container."""
-    own = kind_of(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
-    return own or isinstance(module, LipschitzLayer)
-
-
-def require_module(model: object) -> None:
-    """Raise unless the model is a module."""
-    if not isinstance(model, nn.Module):
-        raise BronetError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def read_steps(model: nn.Module) -> list[Step]:
     """Return the steps of a model's forward in order, or raise naming the place where it is no chain."""
     require_module(model)
-    if is_altered(model):
-        raise BronetError(f"forward of {type(model).__name__} must be its class's own, got one with hooks or replaced")
+    require_faithful(model)
     if is_single(model):
         return [Step(kind_of(model).__name__, model)]
-    try:
-        graph = _Reader().trace(model)
-    except Exception as error:  # whatever the model's own code raises when it meets a symbol
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BronetError(
-            f"forward of {type(model).__name__} must be readable by torch.fx, which says: {reason}"
-        ) from None
+    graph = traced(model)
     steps: list[Step] = []
     current, sizes = None, set[fx.Node]()
     for node in graph.nodes:

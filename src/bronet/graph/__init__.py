@@ -1,0 +1,18 @@
+"""Models as graphs of proved maps: any module is read, bounded and proved; torch's own are converted."""
+
+from bronet.graph.checking import Checked, LayerCheck, check
+from bronet.graph.conversion import convert
+from bronet.graph.model import CertifiableModel, Chain
+from bronet.graph.network import ProvedBatch, ProvedNetwork, prove
+
+__all__ = [
+    "CertifiableModel",
+    "Chain",
+    "Checked",
+    "LayerCheck",
+    "ProvedBatch",
+    "ProvedNetwork",
+    "check",
+    "convert",
+    "prove",
+]

@@ -1,0 +1,134 @@
+"""`check`: can this model be certified, what is its Lipschitz bound, and which operation spoils it?
+
+Of any module. The model is read as a graph: every operation that the output depends on is listed with its bound.
+"""
+
+import io
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from bronet.graph.faithful import UnreadableError, require_module, unwrapped
+from bronet.graph.network import shape_for
+from bronet.graph.reading import read
+from bronet.graph.recorder import Operation
+from bronet.wording import bound_text
+
+_WIDTH = 110
+_NEUTRAL = 1 + 1e-6
+
+
+class Verdict(StrEnum):
+    """What can be said of a model as a whole."""
+
+    CERTIFIABLE = "certifiable"
+    BOUNDED = "bounded"
+    UNBOUNDED = "not bounded"
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """An operation: its path, its type, the shape behind it, its bound (None: none is known) and how that is known.
+
+    `place` is the line of the user's code that calls it.
+    """
+
+    path: str
+    kind: str
+    output_shape: tuple[int, ...]
+    bound: float | None
+    reason: str
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found; prints as a table.
+
+    `lipschitz` bounds the constant of logits with respect to the input, None where nothing does. `explanation` is one
+    sentence for people.
+    """
+
+    layers: tuple[LayerCheck, ...]
+    lipschitz: float | None
+    verdict: Verdict
+    explanation: str
+
+    @property
+    def certifiable(self) -> bool:
+        """Whether `bronet.certified_radius` takes the model as it is."""
+        return self.verdict is Verdict.CERTIFIABLE
+
+    @property
+    def spoiler(self) -> LayerCheck | None:
+        """The operation that spoils the bound: the first without one, else the largest if it exceeds one."""
+        without = [layer for layer in self.layers if layer.bound is None]
+        if without:
+            return without[0]
+        largest = max(self.layers, key=lambda layer: layer.bound or 0.0, default=None)
+        return largest if largest is not None and (largest.bound or 0.0) > _NEUTRAL else None
+
+    def __rich__(self) -> Table:
+        table = Table(title=Text(f"{self.verdict}: {self.explanation}"), title_justify="left", box=None, pad_edge=False)
+        for name in ("layer", "kind", "output"):
+            table.add_column(name, overflow="fold")
+        table.add_column("bound", justify="right", no_wrap=True)
+        table.add_column("reason", overflow="fold")
+        for layer in self.layers:
+            shape = " x ".join(str(size) for size in layer.output_shape)
+            bold = "bold" if layer is self.spoiler else ""
+            cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason)
+            table.add_row(*(Text(cell) for cell in cells), style=bold)
+        reason = "from the image to the output" if self.lipschitz is not None else ""
+        table.add_row("total", "", "", _number(self.lipschitz), reason, style="bold")
+        return table
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_WIDTH, no_color=True).print(self)
+        return text.getvalue()
+
+
+def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Checked:
+    """Return the Lipschitz bound of every operation and of the whole, for images of `input_shape`, in evaluation mode.
+
+    Guaranteed: the numbers are upper bounds in real arithmetic, for the weights as they are. Only where the verdict is
+    "certifiable" does a certificate follow that counts the rounding of the forward pass as well. A network of this
+    library knows its shape; every other needs `input_shape`, (channel, height, width) without the batch.
+    """
+    require_module(model)
+    model = unwrapped(model)
+    shape = shape_for(model, input_shape, "input_shape")
+    try:
+        graph = read(model, shape)
+    except UnreadableError as error:
+        return Checked((), None, Verdict.UNBOUNDED, str(error))
+    layers = tuple(_layer(operation) for operation in graph.operations)
+    if graph.constants is None:
+        first = next(layer for layer in layers if layer.bound is None)
+        where = f" at {first.place}" if first.place else ""
+        explanation = f"no bound is known for {first.path} ({first.kind}){where}: {first.reason}"
+        return Checked(layers, None, Verdict.UNBOUNDED, explanation)
+    total = graph.constants[-1]
+    rounded = next((op for op in graph.operations if math.isinf(op.node.proved.gain)), None)
+    if rounded is not None:
+        explanation = f"in real arithmetic only, as the rounding of {rounded.node.name} ({rounded.kind}) is not known"
+        return Checked(layers, total, Verdict.BOUNDED, explanation)
+    explanation = "every layer is proved, with its rounding"
+    return Checked(layers, total, Verdict.CERTIFIABLE, explanation)
+
+
+def _layer(operation: Operation) -> LayerCheck:
+    proved = operation.node.proved
+    bound = None if math.isinf(proved.lipschitz) else proved.lipschitz
+    reason = proved.remark or "proved"
+    return LayerCheck(operation.node.name, operation.kind, proved.output_shape, bound, reason, operation.place)
+
+
+def _number(bound: float | None) -> str:
+    return "none" if bound is None else bound_text(bound)

@@ -1,0 +1,187 @@
+"""The proved program of a model, and what is proved of a batch: a float64 forward pass that bounds its own rounding.
+
+The claim (docs/soundness.md): if an image has radius r, the float64 program computes the same class at every float64
+point within l2 distance r. Two budgets make it hold for the program, not only for real arithmetic: one for the rounding
+at the image, one for the rounding at a point of the ball, which grows with r. Both are linear in r, so the largest r is
+found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.graph.constants import ProvedNode
+from bronet.graph.faithful import require_module, unwrapped
+from bronet.graph.model import CertifiableModel
+from bronet.graph.reading import read
+from bronet.graph.recorder import Graph
+from bronet.layers.base import IMAGE_AXES, checked_shape
+from bronet.proof.budget import TENSOR_SLACK, Budget, Meeting, joined_constant
+from bronet.proof.proved_map import ProvedMap
+from bronet.proof.rounding import up
+from bronet.radius import targeted_radii
+
+
+@dataclass(frozen=True)
+class ProvedBatch:
+    """What is proved of a batch: `targeted[i, j]` is the distance that image i provably keeps from class j."""
+
+    prediction: Int[Tensor, " b"]
+    margin: Float[Tensor, " b"]
+    radius: Float[Tensor, " b"]
+    targeted: Float[Tensor, "b k"]
+    rounding: Float[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class ProvedNetwork:
+    """A model's operations as proved float64 maps, the last of which gives logits.
+
+    Its weights are its own: changes to the model do not reach it. `constants[v]` bounds the Lipschitz constant from the
+    image to value v, where value 0 is the image and value k + 1 what node k gives.
+    """
+
+    nodes: tuple[ProvedNode, ...]
+    constants: tuple[float, ...]
+    image_shape: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def layers(self) -> tuple[tuple[str, ProvedMap], ...]:
+        """All maps but the last by name, in the order in which they are computed."""
+        return tuple((node.name, node.proved) for node in self.nodes[:-1])
+
+    @property
+    def head(self) -> ProvedMap:
+        """The last map, which gives the logits."""
+        return self.nodes[-1].proved
+
+    @property
+    def lipschitz(self) -> float:
+        """An upper bound on the constant of all before the last map, whose inputs are joined as it joins them."""
+        last = self.nodes[-1]
+        return joined_constant([self.constants[i] for i in last.inputs], last.proved.join)
+
+    @property
+    def gap_lipschitz(self) -> Float[Tensor, "k k"]:
+        """Upper bounds on the Lipschitz constants of f_t - f_j from pixels; zero on the diagonal."""
+        return self.gaps * up(self.lipschitz) * TENSOR_SLACK
+
+    @property
+    def gaps(self) -> Float[Tensor, "k k"]:
+        """Upper bounds on the Lipschitz constants of f_t - f_j from what the last map takes; zero on the diagonal."""
+        if self.head.gaps is not None:
+            return self.head.gaps
+        eye = torch.eye(self.head.output_shape[0], device=self.device, dtype=torch.float64)
+        return up(math.sqrt(2.0) * self.head.lipschitz) * (1 - eye)
+
+    def logits(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
+        """Return the float64 logits: the program that the certificate speaks of."""
+        values = {0: self._checked(images)}
+        for value, node in enumerate(self.nodes, start=1):
+            values[value] = node.proved.apply(*(values[i] for i in node.inputs))
+            self._free(values, value)
+        return values[len(self.nodes)]
+
+    @torch.no_grad()
+    def certify(self, images: Shaped[Tensor, "b ..."]) -> ProvedBatch:
+        """Return prediction and proved radius of every image."""
+        values = {0: self._checked(images)}
+        budgets = {0: Budget.of_images(values[0])}
+        for value, node in enumerate(self.nodes, start=1):
+            meeting = Meeting.of([budgets[i] for i in node.inputs], node.proved.join)
+            values[value] = node.proved.apply(*(values[i] for i in node.inputs))
+            if value < len(self.nodes):
+                budgets[value] = meeting.after(node.proved, values[value], self.constants[value])
+            self._free(values, value)
+        return self._conclude(values[len(self.nodes)], meeting)
+
+    def _conclude(self, logits: Tensor, budget: Meeting) -> ProvedBatch:
+        """Turn the budgets before the last map into a slack for each margin and a slope for each gap."""
+        head = self.head
+        prediction = logits.argmax(dim=1)
+        gaps = self.gaps[prediction]
+        # Each logit rounds by gain |h| + offset, at the image and at the point of the ball; two logits make a margin.
+        own = head.gain * budget.size + head.offset
+        elsewhere = head.gain * budget.elsewhere + head.offset
+        propagated = gaps * (budget.at_image + budget.at_ball)[:, None]
+        slack = (propagated + 2 * (own + elsewhere)[:, None]) * TENSOR_SLACK
+        growth = head.gain * budget.growth
+        slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * TENSOR_SLACK
+        reach = budget.reach_within(head)
+        targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
+        targeted = torch.minimum(targeted, reach[:, None])
+        targeted = targeted.scatter(1, prediction[:, None], torch.inf)
+        runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)
+        margin = logits.gather(1, prediction[:, None])[:, 0] - runner_up
+        return ProvedBatch(prediction, margin, targeted.amin(dim=1), targeted, slack.amax(dim=1))
+
+    def _free(self, values: dict[int, Tensor], value: int) -> None:
+        """Forget the activations that nothing behind a value takes."""
+        for i in {*self.nodes[value - 1].inputs, value}:
+            if i in values and self._last_use.get(i, value) <= value < len(self.nodes):
+                del values[i]
+
+    @cached_property
+    def _last_use(self) -> dict[int, int]:
+        return {i: value for value, node in enumerate(self.nodes, start=1) for i in node.inputs}
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if images.ndim != len(self.image_shape) + 1 or tuple(images.shape[1:]) != self.image_shape:
+            raise BronetError(f"images must have shape (batch, {self.image_shape}), got {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise BronetError(f"images must be floating point in [0, 1], got {images.dtype}; divide uint8 by 255")
+        if images.device != self.device:
+            raise BronetError(f"images must be on the model's device {self.device}, got {images.device}")
+        if not bool(torch.isfinite(images).all()):
+            raise BronetError("images must be finite, got NaN or infinity; such an image has no certificate")
+        return images.double()
+
+
+@torch.no_grad()
+def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> ProvedNetwork:
+    """Return the proved float64 network of a model for images of this shape (default: the model's own).
+
+    Weights and settings are read once, here. Running means are used as in evaluation, whatever mode the model is in.
+    Guaranteed: on two random images the network computes what the model's copy in float64 computes.
+    """
+    require_module(model)
+    model = unwrapped(model)
+    shape = shape_for(model, image_shape)
+    graph = read(model, shape)
+    require_known(graph, type(model).__name__)
+    assert graph.constants is not None
+    output = graph.nodes[-1].proved.output_shape if graph.nodes else shape
+    if len(output) != 1 or output[0] < 2:
+        raise BronetError(f"{type(model).__name__} must return logits of at least 2 classes, got shape {output}")
+    return ProvedNetwork(graph.nodes, graph.constants, shape, graph.device)
+
+
+def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "image_shape") -> tuple[int, ...]:
+    """Return the shape of images that a model is proved for, the one wanted or its own, or raise if it cannot be."""
+    if not isinstance(model, CertifiableModel):
+        if shape is None:
+            raise BronetError(f"{name} must be given for a {type(model).__name__}, such as (3, 32, 32), got None")
+        return checked_shape(shape, name)
+    wanted = model.image_shape if shape is None else checked_shape(shape, name)
+    if (len(wanted), wanted[0]) != (IMAGE_AXES, model.image_shape[0]):
+        raise BronetError(f"images must have {model.image_shape[0]} channels and two sides, got shape {wanted}")
+    return wanted
+
+
+def require_known(graph: Graph, name: str) -> None:
+    """Raise unless the bound and the rounding of every operation are known."""
+    for operation in graph.operations:
+        proved = operation.node.proved
+        if math.isinf(proved.lipschitz) or math.isinf(proved.gain):
+            where = f" at {operation.place}" if operation.place else ""
+            kind = f" ({operation.kind})" if operation.module is not None else ""
+            raise BronetError(
+                f"{name} cannot be proved: {operation.node.name}{kind}{where}: {proved.remark}; "
+                "bronet.convert makes a network that can"
+            )
