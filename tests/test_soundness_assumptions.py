@@ -260,7 +260,7 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "batch_size must be at least 1, got -1",
         "image_shape must be sizes of at least 1, such as (3, 32, 32), got (1, -2, -2)",
         "images must be floating point, got torch.uint8; divide uint8 by 255",
-        "kernel_size must be at least 1, got (3, 3)",
+        "kernel_size must be a whole number of at least 1, got (3, 3)",
         "BROConv2d expects floating point, got torch.uint8; convert the input first",
         "probabilities must have the shape of the logits (2, 3), got (2, 4)",
         *["True"] * 3,  # a wrapped model is proved as what is wrapped
