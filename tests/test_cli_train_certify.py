@@ -13,6 +13,7 @@ from bronet.cli.exit_status import ExitStatus
 from bronet.cli.quickstart import RECIPE_NAME
 from bronet.data import ImageSet
 from bronet.data.embedded import load_digits
+from bronet.recipe import Recipe, read_recipe
 from bronet.run.certificate import SEAL
 from bronet.wording import duration_text
 from generated_images import class_folders
@@ -89,6 +90,24 @@ def test_a_command_reads_each_split_once(
     words = ["train", RECIPE_NAME, "--out", str(tmp_path / "new"), "--device", "cpu", "--certify"]
     run(*words, *settings(*SHRUNK, "train.epochs=1", "optim.warmup_epochs=0"))
     assert read == ["test", "test", "train", "test"]
+
+
+def test_a_command_reads_the_recipe_of_its_run_once(
+    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def recorded(path: Path, *, advice: str) -> Recipe:
+        read.append(path)
+        return read_recipe(path, advice=advice)
+
+    monkeypatch.setattr("bronet.run.folder.read_recipe", recorded)
+    folder = shutil.copytree(done[0], tmp_path / "run")
+    attack = ("attack", str(folder), "--attack", "pgd", "--steps", "1", "--restarts", "1", "--device", "cpu")
+    for words in (("certify", str(folder), "--device", "cpu"), ("verify", str(folder)), (*attack, "--limit", "8")):
+        run(*words)
+        assert read == [folder / "recipe.yaml"]
+        read.clear()
 
 
 def test_the_time_of_each_part_is_printed_and_kept(done: tuple[Path, str]) -> None:

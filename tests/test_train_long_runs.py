@@ -14,7 +14,6 @@ from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_
 from bronet.run.folder import create_run
 from bronet.run.weights import FORMAT_KEY
 from bronet.train.average import POWER_STEPS, WeightAverage
-from bronet.train.checkpoint import older_checkpoints
 from bronet.train.diagnosis import Snapshot, find_bad_layer
 from bronet.train.distributed import Processes
 from bronet.train.loop import fit
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_the_last_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=5", "train.keep_checkpoints=3")
     run = train(recipe, tmp_path / "run", progress=False)
-    numbers = [path.stem.removeprefix("checkpoint-") for path in older_checkpoints(run)]
+    numbers = [path.stem.removeprefix("checkpoint-") for path in run.older_checkpoints()]
     assert numbers == ["000000020", "000000015"]
     weights = run.weights.read_bytes()
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
@@ -71,7 +70,7 @@ def test_a_run_goes_on_without_its_log(tmp_path: Path, content: bytes | None) ->
 
 def test_one_checkpoint_is_kept_unless_more_are_wanted(tmp_path: Path) -> None:
     run = train(tiny_recipe(), tmp_path / "run", progress=False)
-    assert older_checkpoints(run) == []
+    assert run.older_checkpoints() == []
     assert not run.best_weights.exists()
 
 

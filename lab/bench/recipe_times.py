@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.bench import GIB, INFERENCE, TRAINING, TimingRow, device_name
+from bronet.bench import GIB, INFERENCE, TRAINING, TimingRow, hardware_name
 from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.models import build_model
@@ -59,7 +59,7 @@ def bench_certify(recipe_name: str, device: torch.device, *, images: int, batch:
         subject=recipe_name,
         shape=f"{images} images, batch {batch}",
         dtype="float64",
-        device=device_name(device),
+        device=hardware_name(device),
         median_ms=round((end - start) * 1e3, 3),
         spread=0.0,
         repeats=1,

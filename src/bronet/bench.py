@@ -47,7 +47,7 @@ class TimingRow:
     torch: str = torch.__version__
 
 
-def device_name(device: torch.device) -> str:
+def hardware_name(device: torch.device) -> str:
     """Return the name of the device as a row records it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -120,7 +120,7 @@ def timing_row(
         subject=subject,
         shape=shape,
         dtype=dtype,
-        device=device_name(device),
+        device=hardware_name(device),
         median_ms=round(median, 4),
         spread=round((max(times) - min(times)) / median, 3),
         repeats=repeats,

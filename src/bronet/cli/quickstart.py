@@ -33,7 +33,7 @@ def quickstart(
 
     from bronet.cli.console import open_console, say, show_results
     from bronet.recipe import named_recipe, override
-    from bronet.report import write_report
+    from bronet.report import write_summary
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
@@ -44,8 +44,9 @@ def quickstart(
     say(console, f"training the recipe {RECIPE_NAME} for {recipe.train.epochs} epochs on the embedded digits")
     run = train_recipe(recipe, out, device=Device.CPU, overwrite=True, command=command)
     certify_folder(run, console, device=Device.CPU, command=command)
-    paths = write_report(run)
-    show_results(console, [summarize(read_evidence(run))])
+    summary = summarize(read_evidence(run))
+    paths = write_summary(summary, run.report)
+    show_results(console, [summary])
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {paths.page}")
     say(console, f"rows:    {run.certificate().rows}")

@@ -32,15 +32,17 @@ def report(
     into the folder report. Needs no weights and no data. --out names another folder to write to.
     """
     from bronet.cli.console import open_console, say, show_results
-    from bronet.report import write_comparison, write_report
+    from bronet.report import write_comparison, write_summary
     from bronet.report.evidence import read_evidence
     from bronet.report.table import summarize
 
     console = open_console()
     folders = [run_folder(run) for run in runs]
     summaries = [summarize(read_evidence(folder)) for folder in folders]
-    one = len(folders) == 1
-    written = list(write_report(folders[0], folder=out)) if one else write_comparison(summaries, out or REPORT)
+    if len(folders) == 1:
+        written = list(write_summary(summaries[0], out or folders[0].report))
+    else:
+        written = write_comparison(summaries, out or REPORT)
     show_results(console, summaries)
     for path in written:
         say(console, f"wrote    {path}")

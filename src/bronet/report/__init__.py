@@ -13,22 +13,26 @@ from bronet.report.page import build_page, markdown_summary
 from bronet.report.table import Summary, csv_table, json_summary, markdown_table, summarize
 from bronet.run.folder import ReportFiles, RunFolder
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["write_comparison", "write_report", "write_summary"]
 
 
 def write_report(run: RunFolder | Path | str, *, folder: Path | None = None) -> ReportFiles:
-    """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths.
+    """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths."""
+    run = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    return write_summary(summarize(read_evidence(run)), folder or run.report)
+
+
+def write_summary(summary: Summary, folder: Path) -> ReportFiles:
+    """Write the report of a run that is summarized already, and return the paths.
 
     Guaranteed: everything is computed before the first file is written, and each file is replaced as a whole.
     """
-    run = run if isinstance(run, RunFolder) else RunFolder(Path(run))
-    evidence = read_evidence(run)
-    summary = summarize(evidence)
+    evidence = summary.evidence
     runs, eps = {evidence.name: evidence.rows}, evidence.certificate.eps
     light, dark = draw_curve(runs, eps), draw_curve(runs, eps, theme=DARK)
     margins = draw_margins({evidence.name: (evidence.train_rows, evidence.rows)})
     png = figure_bytes(light, "png")
-    paths = ReportFiles.of(run.report if folder is None else folder)
+    paths = ReportFiles.of(folder)
     contents = {
         paths.curve_png: png,
         paths.curve_pdf: figure_bytes(light, "pdf"),

@@ -31,7 +31,6 @@ METADATA_KEYS = ("recipe", "step", "seconds")
 MODEL, TALLY = "model", "tally"
 LONGEST_NUMBER = 24
 MOST_KEYS_SHOWN = 5
-STEP_DIGITS = 9
 
 
 @runtime_checkable
@@ -77,7 +76,7 @@ class Checkpoints:
         path = self.run.checkpoint
         save_checkpoint(path, self.model, self.parts, progress, recipe=self.recipe, writes=is_main)
         if is_main:
-            for old in older_checkpoints(self.run)[keep - 1 :]:
+            for old in self.run.older_checkpoints()[keep - 1 :]:
                 old.unlink(missing_ok=True)
         self.saved_step = step
 
@@ -86,7 +85,7 @@ class Checkpoints:
 
         A damaged one is passed over if there is an older one; one of another recipe is refused.
         """
-        paths = [path for path in (self.run.checkpoint, *older_checkpoints(self.run)) if path.exists()]
+        paths = [path for path in (self.run.checkpoint, *self.run.older_checkpoints()) if path.exists()]
         if not paths:
             return 0, 0.0
         for path in paths:
@@ -109,7 +108,7 @@ class Checkpoints:
         If one has that number, the run was resumed from it, and the present checkpoint is the same or damaged.
         """
         present = self.run.checkpoint
-        numbered = self.run.path / f"checkpoint-{self.saved_step:0{STEP_DIGITS}d}.safetensors"
+        numbered = self.run.numbered_checkpoint(self.saved_step)
         if not present.exists() or numbered.exists():
             return
         try:
@@ -118,11 +117,6 @@ class Checkpoints:
             raise BronetError(
                 f"could not keep {present} as {numbered} ({error}); set train.keep_checkpoints=1"
             ) from None
-
-
-def older_checkpoints(run: RunFolder) -> list[Path]:
-    """Return the numbered checkpoints, newest first."""
-    return sorted(run.path.glob(f"checkpoint-{'[0-9]' * STEP_DIGITS}.safetensors"), reverse=True)
 
 
 def save_checkpoint(

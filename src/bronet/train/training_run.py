@@ -30,7 +30,7 @@ from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.provenance import describe_run
-from bronet.train.checkpoint import check_recipe, older_checkpoints, save_model
+from bronet.train.checkpoint import check_recipe, save_model
 from bronet.train.display import TensorBoard, Tracker
 from bronet.train.distributed import Processes, joined_processes
 from bronet.train.loop import fit
@@ -152,7 +152,7 @@ def train(
 
 def _require_state(run: RunFolder) -> None:
     """Refuse to train weights anew that have no checkpoint: those of a rounded, copied or downloaded network."""
-    if run.weights.exists() and not run.checkpoint.exists() and not older_checkpoints(run):
+    if run.weights.exists() and not run.checkpoint.exists() and not run.older_checkpoints():
         raise BronetError(
             f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they are "
             "(bronet certify), or train the recipe in another folder"
