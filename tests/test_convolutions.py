@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bronet import prove
 from bronet.errors import BronetError
 from bronet.layers import CONVOLUTIONS, AnyConvolution, BROConv2d, Flatten, LastLayerNormalized, create_convolution
 from bronet.models import Chain
@@ -199,10 +200,9 @@ def test_a_subclass_with_a_convolution_of_its_own_has_no_proof_of_the_class_abov
         def convolve(self, x: Tensor) -> Tensor:
             return 2 * super().convolve(x)
 
-    head = LastLayerNormalized(96, 3)
-    model = Chain((4, *SIZE), {"conv": Doubled(4, 4), "flatten": Flatten()}, head)
+    model = Chain((4, *SIZE), {"conv": Doubled(4, 4), "flatten": Flatten()}, LastLayerNormalized(96, 3))
     with pytest.raises(BronetError, match="Doubled must define"):
-        model.require_faithful()
+        prove(model.eval())
 
 
 def test_the_layers_know_no_recipe() -> None:
