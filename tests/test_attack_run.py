@@ -239,9 +239,10 @@ def test_a_network_with_a_deliberately_false_bound_is_caught(copy: Path) -> None
     model = load_model(run).requires_grad_(False)
     images = load_images(run.recipe.data, "test", limit=IMAGES)
     honest = prove(model)
-    name, layer = honest.layers[1]
-    false = replace(layer, lipschitz=layer.lipschitz / 20)
-    lying = replace(honest, layers=(honest.layers[0], (name, false), *honest.layers[2:]))
+    first, layer, *rest = honest.nodes
+    false = replace(layer, proved=replace(layer.proved, lipschitz=layer.proved.lipschitz / 20))
+    before, after = honest.constants[:2], honest.constants[2:]
+    lying = replace(honest, nodes=(first, false, *rest), constants=(*before, *(bound / 20 for bound in after)))
     plan = replace(PLAN, eps="2", steps=20)
     index = torch.arange(IMAGES)
     assert any(row.refutes for row in Target(model, lying, images, {}).attack(plan, index))
