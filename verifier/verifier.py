@@ -348,12 +348,14 @@ def residual(take: Callable[[str], Array], name: str, depth: int) -> Kernel:
 
 def bronet(h: Enclosure, a: Settings, take: Callable[[str], Array]) -> Head:
     """Stem, BRO convolutions, neck, dense layers, normalised head."""
-    neck, dense = ({"bro": reflector, "cholesky": cholesky_map}[a[key]] for key in ("neck", "dense"))
+    linear: dict[str, Callable[..., None]] = {"bro": reflector, "cholesky": cholesky_map}
+    neck, dense = linear[a["neck"]], linear[a["dense"]]
+    padding = 0 if a["padding_mode"] == "circular" else 1
     affine(h, -take("normalization.mean"))
     strided_convolution(h, take("stem.linear.weight"), a["stem_stride"], a["stem_padding"])
     activated(h, take("stem.shift.bias"))
     for i in range(a["depth"]):
-        reflector(h, residual(take, f"backbone.{i}.linear", a["depth"]), a["width"], RIDGE, a["padding"])
+        reflector(h, residual(take, f"backbone.{i}.linear", a["depth"]), a["width"], RIDGE, padding)
         shift = take(f"backbone.{i}.shift.bias").astype(np.float32)
         if a["centring"]:  # N has the difference of the two float32 numbers, as a float32 number
             shift = shift - take(f"backbone.{i}.shift.mean").astype(np.float32)
@@ -392,11 +394,12 @@ def lipconvnet(h: Enclosure, a: Settings, take: Callable[[str], Array]) -> Head:
 
 COUNT, SWITCH, EITHER = range(4097), (True, False), ("bro", "cholesky")
 SIZES = ("width", "depth", "dense_depth", "dense_width", "neck_patch", "stem_kernel", "stem_stride", "stem_padding")
-KNOWN: Settings = dict.fromkeys((*SIZES, "padding", "kernel"), COUNT) | {  # the values that settings may have
+KNOWN: Settings = dict.fromkeys((*SIZES, "kernel"), COUNT) | {  # the values that settings may have
     "family": ("bronet", "lipconvnet"), "backbone": ("bro",), "dense": EITHER, "neck": EITHER, "centring": SWITCH,
-    "regularized_depth": (0,), "keep_padding": (False,), "mirrored": (False,), "activation": ("maxmin",),
-    "head": ("lln", "bro"), "strided_last": SWITCH,
+    "regularized_depth": (0,), "padding_mode": (None, "zeros", "circular"), "keep_padding": (False,),
+    "activation": ("maxmin",), "head": ("lln", "bro"), "strided_last": SWITCH,
 }  # fmt: skip
+WORDS = {"true": True, "false": False, "null": None}
 HEADER = ["index", "label", "prediction", "correct", "margin", "radius", "naive_radius"]
 
 
@@ -432,13 +435,13 @@ def read_recipe(path: Path) -> tuple[str, Settings]:
         inner, key, value = match.groups() if match else ("", "", "")
         require(key != "" and key not in (table if inner else tables), f"{path}: the line {line!r} is not expected")
         if inner:
-            table[key] = int(value) if (value or "").isdecimal() else {"true": True, "false": False}.get(value, value)
+            table[key] = int(value) if (value or "").isdecimal() else WORDS.get(value, value)
         elif key:
             table = tables[key] = {}
     for key, value in tables["model"].items():
-        good = value in KNOWN.get(key, ()) and type(value) is type(KNOWN[key][0])
+        good = any(type(value) is type(known) and value == known for known in KNOWN.get(key, ()))
         require(good or key == "rank", f"{path}: model.{key} = {value!r} is not known here")  # V's shape is its rank
-    return str(tables["data"]["name"]), {"padding": 1} | tables["model"]
+    return str(tables["data"]["name"]), {"padding_mode": None} | tables["model"]
 
 
 # 8. The claim. At distance r from x the input of the head is within L r + error of the computed one, L the product of
@@ -468,7 +471,7 @@ def main() -> int:
     failed, least = 0, math.inf
     try:
         tensors, (data, model), rows = read_weights(a.files[0]), read_recipe(a.files[1]), read_rows(a.files[2])
-        with np.load(a.images, allow_pickle=False) as file, np.errstate(all="ignore"):
+        with a.images.open("rb") as raw, np.load(raw, allow_pickle=False) as file, np.errstate(all="ignore"):
             images, labels = file["images"], file["labels"]
             index = (file["index"] if "index" in file else np.arange(len(images))).tolist()
             require(images.dtype == np.uint8 and images.shape[2] == images.shape[3], "images must be square, of bytes")
@@ -482,7 +485,7 @@ def main() -> int:
                     if not (margin > 0 and claim[2] >= 0 and claim[0] == label):
                         failed += 1
                         print(f"not confirmed: image {i} of class {label}: {claim}, spare margin {margin:.1e}")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except Exception as error:
         print(f"nothing is confirmed: {error!r}", file=sys.stderr)
         return 2
     print(f"{len(images) - failed} of {len(images)} images confirmed, {len(rows)} rows; least spare margin {least:.1e}")
