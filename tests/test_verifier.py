@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from bronet.certificates.network import prove
 from bronet.data import ImageSet, load_dataset
 from bronet.data.embedded import sample_indices
+from bronet.graph.network import prove
 from bronet.models import CertifiableModel, build_model
 from bronet.pretrained import find_network
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override, to_text
