@@ -179,7 +179,7 @@ def test_bronets_of_all_kinds_are_confirmed(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", LIPCONVNETS)
 def test_lipconvnets_of_all_kinds_are_confirmed(kind: str, tmp_path: Path) -> None:
-    recipe = override(named_recipe("cifar10/lipconvnet-10-32"), ["model.width=4", *LIPCONVNETS[kind]])
+    recipe = override(named_recipe("cifar10/lipconvnet-10-32"), ["model.width=2", *LIPCONVNETS[kind]])
     model = randomised(build_model(recipe.model, dataset_spec("cifar10"), seed=0))
     images = load_dataset("cifar10", "sample").subset(torch.arange(5))
     assert certified(tmp_path, recipe, model, images).verify() == CONFIRMED
