@@ -54,7 +54,7 @@ _HOMES = {
 }
 _ROOMS = (
     "attack",
-    "certify",
+    "certificates",
     "data",
     "export",
     "graph",
