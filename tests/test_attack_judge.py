@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack import linf_pgd
+from bronet.attack import pgd
 from bronet.attack.auto import preflight
 from bronet.attack.judge import Norm, distances, into_ball, judge
 
@@ -110,10 +110,11 @@ def test_a_class_that_changes_with_the_precision_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("eps", [0.0, 2 / 255, 0.5])
-def test_linf_pgd_stays_in_its_cube_exactly_and_uses_it(eps: float) -> None:
+def test_pgd_stays_in_its_cube_exactly_and_uses_it(eps: float) -> None:
     images = draw(6, 1, 4, 4, dtype=torch.float32)
     labels = _linear(images).argmax(dim=1)
-    found = linf_pgd(_linear, images, labels, eps=eps, steps=10, restarts=2, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    found = pgd(_linear, images, labels, norm="linf", eps=eps, steps=10, restarts=2, generator=generator)
     for image, adversarial in zip(images, found.images, strict=True):
         assert _exact(image, adversarial, "linf") <= Fraction(eps)
     assert found.images.min() >= 0

@@ -125,9 +125,8 @@ def test_the_generator_decides_the_result() -> None:
             images,
             labels,
             eps=0.05,
-            steps=1,
+            steps=3,
             restarts=3,
-            step_size=0.01,
             generator=torch.Generator().manual_seed(4),
         )
         for _ in range(2)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.judge import distances
-from bronet.attack.single import HALVINGS, attack_prediction, drawn_nearer
+from bronet.attack.judge import HALVINGS, Finding, Progress, attack_image, distances, drawn_nearer
 from bronet.data import load_dataset
 from bronet.graph import ProvedNetwork, prove
 from bronet.models import CertifiableModel
@@ -27,6 +26,34 @@ def digit(number: int) -> Tensor:
     return load_dataset("digits", "test").pixels(torch.tensor([number]), dtype=torch.float64)
 
 
+def note_nothing(done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def attacked(
+    trained: tuple[CertifiableModel, ProvedNetwork],
+    image: Tensor,
+    *,
+    eps: float,
+    steps: int,
+    restarts: int,
+    progress: Progress = note_nothing,
+) -> Finding:
+    model, network = trained
+    proved = network.certify(image)
+    return attack_image(
+        model,
+        network.logits,
+        image,
+        proved.prediction,
+        radius=float(proved.radius),
+        eps=eps,
+        steps=steps,
+        restarts=restarts,
+        progress=progress,
+    )
+
+
 def first_pixel_decides(images: Tensor) -> Tensor:
     """Class 1 where the first pixel is above a half."""
     return torch.stack([torch.full((len(images),), 0.5, dtype=images.dtype), images.flatten(1)[:, 0]], dim=1)
@@ -43,11 +70,11 @@ def test_a_point_is_drawn_to_the_border_and_stays_beyond_it() -> None:
 
 
 def test_inside_the_radius_nothing_is_found(trained: tuple[CertifiableModel, ProvedNetwork]) -> None:
-    model, network = trained
+    _, network = trained
     for number in range(5):
         image = digit(number)
         radius = float(network.certify(image).radius)
-        finding = attack_prediction(model, network, image, eps=radius, steps=20, restarts=2)
+        finding = attacked(trained, image, eps=radius, steps=20, restarts=2)
         assert not finding.success
         assert not finding.refutes
         assert finding.radius == radius
@@ -56,10 +83,10 @@ def test_inside_the_radius_nothing_is_found(trained: tuple[CertifiableModel, Pro
 def test_what_is_found_beyond_the_radius_is_near_and_of_another_class(
     trained: tuple[CertifiableModel, ProvedNetwork],
 ) -> None:
-    model, network = trained
+    _, network = trained
     for number in range(5):
         image = digit(number)
-        finding = attack_prediction(model, network, image, eps=4.0, steps=20, restarts=1)
+        finding = attacked(trained, image, eps=4.0, steps=20, restarts=1)
         assert finding.success
         assert int(network.logits(finding.point).argmax()) == finding.found != finding.prediction
         assert finding.distance == float(distances(image, finding.point)[0])
@@ -70,13 +97,12 @@ def test_what_is_found_beyond_the_radius_is_near_and_of_another_class(
 
 
 def test_progress_counts_every_pass_and_can_end_the_search(trained: tuple[CertifiableModel, ProvedNetwork]) -> None:
-    model, network = trained
     seen: list[tuple[int, int]] = []
 
     def note(done: int, total: int) -> None:
         seen.append((done, total))
 
-    attack_prediction(model, network, digit(0), eps=0.1, steps=3, restarts=2, progress=note)
+    attacked(trained, digit(0), eps=0.1, steps=3, restarts=2, progress=note)
     assert seen == [(number, 9) for number in range(9)]
 
     def stop(done: int, total: int) -> None:
@@ -84,4 +110,4 @@ def test_progress_counts_every_pass_and_can_end_the_search(trained: tuple[Certif
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        attack_prediction(model, network, digit(0), eps=0.1, steps=10**9, restarts=1, progress=stop)
+        attacked(trained, digit(0), eps=0.1, steps=10**9, restarts=1, progress=stop)

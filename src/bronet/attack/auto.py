@@ -46,7 +46,6 @@ def autoattack(
     seed: int,
 ) -> Float[Tensor, "b c h w"]:
     """Return the images that the standard AutoAttack finds in float32; the originals where it finds none."""
-    require_autoattack()
     from pyautoattack import AutoAttack
 
     targeted = classes >= FEWEST_TARGETED_CLASSES

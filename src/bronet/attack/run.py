@@ -17,12 +17,12 @@ from torch import Tensor
 
 from bronet.attack.auto import autoattack, preflight, require_autoattack
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
-from bronet.attack.pgd import l2_pgd, linf_pgd
+from bronet.attack.pgd import pgd
 from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
 from bronet.certificates.run import images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.graph.network import ProvedBatch, ProvedNetwork, prove
+from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.ortho.numerics import float32_products
@@ -59,17 +59,15 @@ class Target:
 
     def warnings(self) -> list[str]:
         """Return why an attack on this network could mean nothing."""
-        first = torch.arange(min(PREFLIGHT_IMAGES, len(self.images)))
-        judged = self.network.certify(self._pixels(first, torch.float64)).prediction
-        return preflight(self.model, self._pixels(first, torch.float32), self._labels(first), judged)
+        exact, labels = self._batch(torch.arange(min(PREFLIGHT_IMAGES, len(self.images))))
+        return preflight(self.model, exact.float(), labels, self.network.certify(exact).prediction)
 
     def attack(self, plan: AttackPlan, index: Int[Tensor, " b"]) -> list[AttackRow]:
-        """Return the rows of these images."""
-        exact, labels = self._pixels(index, torch.float64), self._labels(index)
+        """Return the rows of these images; the radius claimed is the recorded one, else the one proved now."""
+        exact, labels = self._batch(index)
         proved = self.network.certify(exact)
         verdict = self._worst(plan, exact, labels, first=int(index[0]))
-        radius = self._radius(index, proved)
-        columns = (index, labels, proved.prediction, verdict.prediction, verdict.l2, verdict.linf, radius)
+        columns = (index, labels, proved.prediction, verdict.prediction, verdict.l2, verdict.linf, proved.radius)
         return [
             AttackRow(
                 index=i,
@@ -79,10 +77,15 @@ class Target:
                 robust=prediction == label == seen,
                 l2=l2,
                 linf=linf,
-                radius=claim,
+                radius=self.claims.get(i, radius),
             )
-            for i, label, prediction, seen, l2, linf, claim in zip(*(c.tolist() for c in columns), strict=True)
+            for i, label, prediction, seen, l2, linf, radius in zip(*(c.tolist() for c in columns), strict=True)
         ]
+
+    def _batch(self, index: Int[Tensor, " b"]) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
+        """Return these images in float64, and their labels."""
+        labels = self.images.labels
+        return self.images.pixels(index, dtype=torch.float64), labels[index.to(labels.device)]
 
     def _worst(self, plan: AttackPlan, exact: Tensor, labels: Tensor, *, first: int) -> Verdict:
         """Return the judge's verdict on what was found near the images.
@@ -106,14 +109,14 @@ class Target:
     def _search(
         self, model: Callable[[Tensor], Tensor], plan: AttackPlan, images: Tensor, labels: Tensor, *, first: int
     ) -> Tensor:
-        eps = parse_budget(plan.eps)
+        norm, eps, seed = plan.norm, parse_budget(plan.eps), plan.seed + first
         if plan.attack == "autoattack":
-            classes = len(self.images.classes)
-            return autoattack(model, images, labels, classes=classes, norm=plan.norm, eps=eps, seed=plan.seed + first)
-        pgd = l2_pgd if plan.norm == "l2" else linf_pgd
-        generator = torch.Generator().manual_seed(plan.seed + first)
-        search = pgd(model, images, labels, eps=eps, steps=plan.steps, restarts=plan.restarts, generator=generator)
-        return search.images
+            return autoattack(model, images, labels, classes=len(self.images.classes), norm=norm, eps=eps, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        steps, restarts = plan.steps, plan.restarts
+        return pgd(
+            model, images, labels, norm=norm, eps=eps, steps=steps, restarts=restarts, generator=generator
+        ).images
 
     def _searched(self, model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return the model as a search calls it fastest."""
@@ -121,18 +124,6 @@ class Target:
         if device.type != "cuda":
             return model
         return padded_to_multiple(recorded(model, device) if self.model.recordable else model)
-
-    def _radius(self, index: Int[Tensor, " b"], proved: ProvedBatch) -> Float[Tensor, " b"]:
-        """Return the radius that is claimed: recorded in the run's certificate, else proved now."""
-        own = proved.radius.tolist()
-        claimed = [self.claims.get(i, radius) for i, radius in zip(index.tolist(), own, strict=True)]
-        return proved.radius.new_tensor(claimed)
-
-    def _pixels(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.images.pixels(index, dtype=dtype)
-
-    def _labels(self, index: Tensor) -> Tensor:
-        return self.images.labels[index.to(self.images.labels.device)]
 
 
 @dataclass(frozen=True)

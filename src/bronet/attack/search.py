@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bronet.attack.judge import per_image
+from bronet.attack.pgd import per_image
 
 Model = Callable[[Tensor], Tensor]
 Work = Callable[[], None]

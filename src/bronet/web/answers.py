@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.attack.single import Finding, Progress, attack_prediction
+from bronet.attack.judge import Finding, Progress, attack_image
 from bronet.errors import BronetError
 from bronet.files import Json
+from bronet.layers import frozen
 from bronet.records import as_plain
 from bronet.report.figures import Curve
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
@@ -113,9 +114,19 @@ def attack_answer(
     served: Served, image: Float[Tensor, "1 c h w"], *, eps: float, restarts: int, progress: Progress
 ) -> Json:
     """Return the strongest point that an attack found within eps: its class, its distance, and pictures of it."""
-    found = attack_prediction(
-        served.model, served.network, image, eps=eps, steps=STEPS, restarts=restarts, progress=progress
-    )
+    proved = served.network.certify(image)
+    with frozen(served.model):
+        found = attack_image(
+            served.model,
+            served.network.logits,
+            image,
+            proved.prediction,
+            radius=float(proved.radius),
+            eps=eps,
+            steps=STEPS,
+            restarts=restarts,
+            progress=progress,
+        )
     return _found(found, image, eps)
 
 
@@ -125,8 +136,13 @@ def comparison_answer(
     """Return what the same attack found of the ordinary network and of the certified one."""
     if served.comparison is None:
         raise BronetError("this network has no ordinary one beside it; those of the digits have")
-    found = served.comparison.ordinary.attacked(
+    network = served.comparison.ordinary.network
+    found = attack_image(
+        network,
+        network,
         image,
+        network(image).argmax(dim=1),
+        radius=0.0,  # nothing is proved of this one
         eps=eps,
         steps=STEPS,
         restarts=restarts,

@@ -10,14 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bronet.attack.judge import distances, into_ball
-from bronet.attack.pgd import l2_pgd
-from bronet.attack.single import Finding, Progress, drawn_nearer
 from bronet.report.figures import Curve
 
 WEIGHTS = "ordinary-digits.safetensors"
@@ -63,27 +59,6 @@ class Ordinary:
         found = np.sort(self.found.numpy())
         corners = np.unique(np.append(found[np.isfinite(found)], 0.0))
         return Curve(corners, 1 - np.searchsorted(found, corners, side="right") / found.size)
-
-    def attacked(
-        self, image: Float[Tensor, "1 c h w"], *, eps: float, steps: int, restarts: int, progress: Progress
-    ) -> Finding:
-        """Search the ball of radius eps for another answer, as `attack_prediction` does; the radius proved is 0."""
-        with torch.no_grad():
-            label = self.network(image).argmax(dim=1)
-        done, passes = 0, restarts * (steps + 1) + 1
-
-        def counted(pixels: Tensor) -> Tensor:
-            nonlocal done
-            progress(done, passes)
-            done += 1
-            return self.network(pixels)
-
-        generator = torch.Generator().manual_seed(0)
-        search = l2_pgd(counted, image, label, eps=eps, steps=steps, restarts=restarts, generator=generator)
-        point = drawn_nearer(self.network, image, into_ball(image, search.images, norm="l2", eps=eps), label)
-        with torch.no_grad():
-            found = int(self.network(point).argmax(dim=1))
-        return Finding(point, int(label), found, float(distances(image, point)[0]), radius=0.0)
 
 
 def read_ordinary(path: Path | None = None) -> Ordinary:
