@@ -4,6 +4,7 @@ Small networks are in the package. The larger ones are listed in its manifest wi
 from any other place is the published network or is refused. (A manifest beside the weights could be changed with them.)
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from pathlib import Path
 
 from bronet.data.archive import Digest, check_digest, download_file
 from bronet.errors import BronetError
-from bronet.files import read_object
-from bronet.records import Place, read_record
+from bronet.files import read_object, replace_text
+from bronet.records import Place, as_plain, read_record
+from bronet.run.certificate import file_hash
 
 HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
+LARGEST_IN_PACKAGE = 8_000_000
+"""Bytes of weights: a larger network would make the package as large for everyone."""
 SOURCES = "src"
 """Name of the folder above the package in a checkout."""
 
@@ -85,7 +89,24 @@ def user_home() -> Path:
 @cache
 def published_networks() -> tuple[PublishedNetwork, ...]:
     """Return the networks of the manifest."""
-    return read_record(Manifest, read_object(package_home() / MANIFEST), Place("manifest", MANIFEST)).networks
+    return read_manifest(package_home() / MANIFEST).networks
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the content of a manifest; empty if there is no such file."""
+    content = read_object(path) if path.exists() else {"networks": []}
+    return read_record(Manifest, content, Place("manifest", str(path)))
+
+
+def add_to_manifest(path: Path, name: str, folder: Path, *, source: str, results: str) -> None:
+    """List a network, in place of an earlier one with this name, with the bytes and the hash of every file."""
+    names = sorted((file.name for file in folder.iterdir()), key=lambda name: (name == CONFIG, name))
+    files = tuple(PublishedFile(name, (folder / name).stat().st_size, file_hash(folder / name)) for name in names)
+    network = PublishedNetwork(name=name, url="", source=source, results=results, files=files)
+    others = (other for other in read_manifest(path).networks if other.name != name)
+    manifest = Manifest(tuple(sorted((*others, network), key=lambda network: network.name)))
+    replace_text(path, json.dumps(as_plain(manifest), indent=2) + "\n")
+    published_networks.cache_clear()
 
 
 def packaged_names() -> tuple[str, ...]:
@@ -103,7 +124,7 @@ def named_folder(name: str) -> Path:
     """Return the folder of a named network, downloaded if need be; raise with the places where it was sought."""
     if name in packaged_names():
         return package_home() / name
-    homes = [home for home in (package_home(), checkout_home(), user_home()) if home is not None]
+    homes = _homes()
     for network in published_networks():
         if network.name == name:
             return published_folder(network, homes)
@@ -113,27 +134,33 @@ def named_folder(name: str) -> Path:
     )
 
 
+def how_to_get(name: str) -> str:
+    """Return how to get a published network onto this machine; empty for one that is on it. Nothing is downloaded."""
+    homes = _homes()
+    for network in published_networks():
+        if network.name == name and _found(network, homes) is None:
+            return (
+                f"downloaded from {network.url} when it is asked for" if network.url else _by_hand(network, homes[-1])
+            )
+    return ""
+
+
 def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
     """Return the folder of a network of the manifest in the first of `homes` that has it, else download it to the last.
 
     Guaranteed: its configuration, which names the weights by their hash, is the published one.
     """
-    for folder in (home / network.name for home in homes):
-        if (folder / CONFIG).is_file():
-            for file in network.files:
-                if file.name == CONFIG:
-                    check_digest(
-                        folder / CONFIG,
-                        file.digest,
-                        named=str(folder / CONFIG),
-                        remedy=f"delete {folder} and get {network.name} again",
-                    )
-            return folder
+    if (found := _found(network, homes)) is not None:
+        for file in network.files:
+            if file.name == CONFIG:
+                remedy = f"delete {found} and get {network.name} again"
+                check_digest(found / CONFIG, file.digest, named=str(found / CONFIG), remedy=remedy)
+        return found
     folder = homes[-1] / network.name
     if not network.url:
         raise BronetError(
             f"{network.name} must be on this machine, because it has no address for a download yet, but it is not in "
-            f"{_listed(homes)}; copy weights/{network.name} of the repository to {folder}"
+            f"{_listed(homes)}; {_by_hand(network, homes[-1])}"
         )
     try:
         for file in network.files:  # the configuration comes last: a folder that has one is complete
@@ -141,6 +168,19 @@ def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
     except BronetError as error:
         raise BronetError(f"{network.name} is not in {_listed(homes)}; {error}") from None
     return folder
+
+
+def _homes() -> list[Path]:
+    """Return the folders that named networks may lie in, in the order in which they are looked into."""
+    return [home for home in (package_home(), checkout_home(), user_home()) if home is not None]
+
+
+def _found(network: PublishedNetwork, homes: Sequence[Path]) -> Path | None:
+    return next((home / network.name for home in homes if (home / network.name / CONFIG).is_file()), None)
+
+
+def _by_hand(network: PublishedNetwork, home: Path) -> str:
+    return f"copy weights/{network.name} of the repository to {home / network.name}"
 
 
 def _listed(homes: Sequence[Path]) -> str:

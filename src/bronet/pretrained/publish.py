@@ -13,7 +13,7 @@ from pathlib import Path
 from bronet.errors import BronetError
 from bronet.files import Json, replace_bytes, require_writable
 from bronet.pretrained.network import WEIGHTS
-from bronet.pretrained.places import package_home
+from bronet.pretrained.places import LARGEST_IN_PACKAGE, MANIFEST, add_to_manifest, checkout_home, package_home
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
 from bronet.run.attack_rows import check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
@@ -29,13 +29,23 @@ def publish(
     *,
     pretrained: str | None = None,
     overwrite: bool = False,
-    home: Path | None = None,
+    package: Path | None = None,
+    weights: Path | None = None,
+    largest_in_package: int = LARGEST_IN_PACKAGE,
 ) -> list[Path]:
     """Write the evidence of a run into a folder, and its network under a name, and return what was written.
 
     Guaranteed: seals and hashes of the run's certificates hold, those of the weights too, and nothing is written
-    otherwise. With `pretrained` the weights must be rounded already (`bronet round`). `home` is where named networks
-    are; by default in this package.
+    otherwise. With `pretrained` the weights must be rounded already (`bronet round`).
+
+    Args:
+        run: the certified run.
+        results: the folder of its evidence, new or empty unless `overwrite` is set.
+        pretrained: the name of the network, "model/data".
+        overwrite: replace what `results` holds.
+        package: where small networks lie; by default in this package.
+        weights: where larger ones lie, listed in the package's manifest; by default in the package's checkout.
+        largest_in_package: bytes of weights up to which a network is small.
     """
     run, results = open_run(run), Path(results)
     target = RunFolder(results)
@@ -54,9 +64,12 @@ def publish(
     contents[target.record] = _json(published_record(run.record))
     if run.log.exists():
         contents[target.log] = run.log.read_bytes()
+    home = package = package or package_home()
     if pretrained is not None:
         _check_name(pretrained, run.recipe.data.name)
         _check_rounded(run)
+        if (size := run.weights.stat().st_size) > largest_in_package:
+            home = _large_home(weights or checkout_home(), size, largest_in_package)
     earlier = [path for path in target.evidence() if path.is_file()]
     for path, content in contents.items():
         replace_bytes(path, content)
@@ -64,8 +77,15 @@ def publish(
         if path not in contents:
             path.unlink()
     if pretrained is not None:
-        folder = save_pretrained(run.path, (home or package_home()) / pretrained, name=pretrained)
-        return [results, folder]
+        folder = save_pretrained(run.path, home / pretrained, name=pretrained)
+        if home == package:
+            return [results, folder]
+        command = published_record(run.record).get("command", "bronet train")
+        inside = results.resolve().is_relative_to(home.resolve().parent)
+        place = results.resolve().relative_to(home.resolve().parent).as_posix() if inside else results.name
+        manifest = package / MANIFEST
+        add_to_manifest(manifest, pretrained, folder, source=f"{command}; then bronet round", results=place)
+        return [results, folder, manifest]
     return [results]
 
 
@@ -104,6 +124,16 @@ def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
         contents[results / files.facts.name] = _json(replace(facts, command=published_text(facts.command)).plain())
         contents[results / files.rows.name] = files.rows.read_bytes()
     return contents
+
+
+def _large_home(weights: Path | None, size: int, largest: int) -> Path:
+    """Return the folder of networks that are too large for the package."""
+    if weights is None:
+        raise BronetError(
+            f"weights in the package must have at most {largest:,} bytes, got {size:,}; larger ones are kept in a "
+            "checkout's folder weights: publish with the bronet of a checkout"
+        )
+    return weights
 
 
 def _check_name(name: str, data: str) -> None:
