@@ -17,7 +17,7 @@ from bronet.errors import BronetError
 from bronet.report import write_report
 from bronet.report.evidence import read_evidence
 from bronet.report.figures import draw_margins, signed_margins
-from bronet.report.table import csv_table, json_summary, markdown_table, summarize, terminal_table
+from bronet.report.table import csv_table, json_summary, markdown_table, summarize, summarize_all, terminal_table
 from bronet.run.folder import ReportFiles
 from bronet.run.rows import Row, write_certificate_rows
 from bronet.wording import bound_text
@@ -152,23 +152,23 @@ def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
 
 
 def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
-    first = summarize(read_evidence(run))
+    one = read_evidence(run)
     other = run.rename(run.with_name("second"))
     write_certificate(other, replace(CERTIFICATE, eps=("0.1",)))
-    second = summarize(read_evidence(other))
+    first, second = summarize_all([one, read_evidence(other)])
     assert markdown_table([first, second]) == (
         "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 "
         "| median radius | variance | skewness | L before the head |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| first | 4 | 75.0 % | – | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
-        "| second | 4 | 75.0 % | 75.0 % | – | – | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
+        "| first | 4 | 75.0 % | 75.0 % | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
+        "| second | 4 | 75.0 % | 75.0 % | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
     )
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(terminal_table([first, second]))
     text = console.export_text()
     assert "second" in text
     assert "50.0 %" in text
-    assert len(csv_table([first, second]).splitlines()) == 4
+    assert len(csv_table([first, second]).splitlines()) == 7
 
 
 @pytest.mark.parametrize("value", [1.0, 1.0 + 2**-52, 1.0 + 1e-9, 1.0234567891, 0.9999999999, 17.3, 123456789.1])

@@ -53,7 +53,7 @@ def write_comparison(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     name, count = Counter(summary.evidence.name for summary in summaries).most_common(1)[0]
     if count > 1:
         raise BronetError(f"runs to compare must have different folder names, got {name} {count} times; rename one")
-    radii = {text for summary in summaries for text in summary.evidence.certificate.eps}
+    radii = {entry.text for summary in summaries for entry in summary.statistics.certified}
     evidence = [summary.evidence for summary in summaries]
     curve = draw_curve({run.name: run.rows for run in evidence}, sorted(radii, key=parse_budget))
     margins = draw_margins({run.name: (run.train_rows, run.rows) for run in evidence})

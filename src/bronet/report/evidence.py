@@ -23,10 +23,12 @@ ADVICE = "train and certify this run first"
 class Evidence:
     """One run, as its folder tells it; what has no file is empty.
 
-    `rows` are those of the split that was asked for, `train_rows` those of the training images, for histograms.
+    `folder` is its place as it was given, `rows` are those of the split that was asked for, `train_rows` those of the
+    training images, for histograms.
     """
 
     name: str
+    folder: Path
     rows: tuple[Row, ...]
     certificate: CertificateFile
     recipe: str
@@ -64,6 +66,7 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
     train = run.certificate("train").rows
     return Evidence(
         name=run.path.resolve().name,
+        folder=run.path,
         rows=tuple(rows),
         certificate=certificate,
         recipe=_read_text(run.recipe_file),

@@ -6,6 +6,7 @@ are inside, there is no script, and everything that comes from a file of the run
 
 import base64
 import json
+import shlex
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -100,8 +101,9 @@ def _training(summary: Summary) -> str:
 def _commands(summary: Summary) -> str:
     evidence = summary.evidence
     trained = evidence.record.get("command")
-    lines = [*([str(trained)] if trained else []), evidence.certificate.command, f"bronet report {evidence.name}"]
-    return "\n".join(lines)
+    report = shlex.join(["bronet", "report", str(evidence.folder)])
+    lines = [*([str(trained)] if trained else []), evidence.certificate.command, report]
+    return "\n".join(dict.fromkeys(lines))  # the quick start trains and certifies by one command
 
 
 def _facts(summary: Summary) -> str:

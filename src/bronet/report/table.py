@@ -38,8 +38,15 @@ class Summary:
 
 
 def summarize(evidence: Evidence) -> Summary:
-    """Return the statistics of a run next to its evidence."""
-    return Summary(evidence=evidence, statistics=compute_statistics(evidence.rows, evidence.certificate.eps))
+    """Return the statistics of a run next to its evidence, at the radii that it was certified for."""
+    return summarize_all([evidence])[0]
+
+
+def summarize_all(runs: Sequence[Evidence]) -> list[Summary]:
+    """Return the summaries of runs, each at the radii of all: the rows hold them, whichever a run was certified for."""
+    by_value = {parse_budget(text, name="eps"): text for evidence in runs for text in evidence.certificate.eps}
+    radii = runs[0].certificate.eps if len(runs) == 1 else tuple(by_value.values())
+    return [Summary(evidence=evidence, statistics=compute_statistics(evidence.rows, radii)) for evidence in runs]
 
 
 def terminal_table(summaries: Sequence[Summary]) -> Table:
