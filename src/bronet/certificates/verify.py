@@ -41,6 +41,7 @@ def verify_run(
     *,
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
+    download: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
     """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs."""
@@ -54,7 +55,9 @@ def verify_run(
     if certificate.targeted_sha256 is not None:
         _same(files.targeted.name, file_hash(files.targeted), certificate.targeted_sha256)
     data, split, limit = run.recipe.data, certificate.split, certificate.images
-    images = load_images(data, split, limit=limit, data_dir=data_dir, classes=run.classes()).to(device)
+    images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=run.classes()).to(
+        device
+    )
     _same(f"images of {data.name}", images_hash(images), certificate.images_sha256)
 
     network = prove(load_model(run, device=device))

@@ -153,7 +153,7 @@ class TensorBoard(Tracker):
     wants_batch = True
 
     def __init__(self, folder: Path) -> None:
-        self.writer = _writer(folder)
+        self.writer = _summary_writer()(str(folder))
 
     def epoch(self, number: int, entry: Mapping[str, object]) -> None:
         for key, value in entry.items():
@@ -168,11 +168,16 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-def _writer(folder: Path) -> "SummaryWriter":
+def require_tensorboard() -> None:
+    """Raise unless the extra is installed: before a run folder is made, not after."""
+    _summary_writer()
+
+
+def _summary_writer() -> "type[SummaryWriter]":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of packages behind it
             from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise BronetError("--track needs tensorboard; install it with: pip install 'bronet[track]'") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter

@@ -31,7 +31,7 @@ from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.provenance import describe_run
 from bronet.train.checkpoint import check_recipe, save_model
-from bronet.train.display import TensorBoard, Tracker
+from bronet.train.display import TensorBoard, Tracker, require_tensorboard
 from bronet.train.distributed import Processes, joined_processes
 from bronet.train.loop import fit
 from bronet.train.optimizers import require_wholes
@@ -93,6 +93,8 @@ def train(
     options = options or RunOptions()
     checked = _checked_device(device, recipe)
     require_wholes(recipe.optim, sharded=options.fsdp)
+    if options.track:
+        require_tensorboard()
     with deterministic(options.deterministic), joined_processes(checked) as (processes, place):
         if options.fsdp and processes.world == 1:
             raise BronetError(
