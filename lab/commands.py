@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli.exit_status import Commands
-from bronet.cli.own_layers import run_layer_files
+from bronet.cli.options import LayersOption, run_layer_files
 from bronet.errors import BronetError
 from lab.analyze.commands import app as analyze
 from lab.bench.commands import app as bench
@@ -34,10 +34,7 @@ app.add_typer(bench, name="bench")
 
 @app.callback()
 def lab(
-    layers: Annotated[
-        list[Path] | None,
-        typer.Option("--layers", metavar="FILE", help="Run a Python file that registers layers; may be repeated."),
-    ] = None,
+    layers: LayersOption = None,
 ) -> None:
     """Compute the paper's tables and figures, and what the pages of results print."""
     run_layer_files(layers or [])

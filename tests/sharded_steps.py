@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from bronet.cli.exit_status import leave
+from bronet.cli.exit_status import exit_at_once
 from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
@@ -105,4 +105,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    leave(0)
+    exit_at_once(0)

@@ -278,7 +278,7 @@ def test_empirical_below_certified_accuracy_is_refused() -> None:
 def test_autoattack_breaks_what_can_be_broken(copy: Path) -> None:
     """With a ball this large the first of the four attacks breaks every image, and the others are skipped."""
     pytest.importorskip("pyautoattack")
-    words = ["attack", str(copy), "--eps", "6", "--limit", "3"]
+    words = ["attack", str(copy), "--eps", "6/1", "--limit", "3"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "not broken, l2 6" in result.stdout

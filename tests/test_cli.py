@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bronet.__about__ import __version__
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
+from bronet.pretrained.places import published_networks
 from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text
 
 COMMANDS = (
@@ -19,8 +20,9 @@ COMMANDS = (
     *("check", "bench", "round", "publish", "info"),
 )
 HELP_SECONDS = 0.5
-HEAVY = ("torch", "numpy", "matplotlib")
+HEAVY = ("torch", "numpy", "matplotlib", "yaml", "bronet.recipe", "bronet.data")
 QUICK = "digits/quickstart"
+SCREEN_LINES = 40
 
 run = CliRunner()
 
@@ -58,9 +60,10 @@ def test_help_takes_less_than_half_a_second_of_computing() -> None:
     assert seconds < HELP_SECONDS
 
 
-def test_help_of_the_program_names_every_command() -> None:
-    shown = run.invoke(app, ["--help"])
+def test_help_of_the_program_names_every_command_on_one_screen() -> None:
+    shown = run.invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert shown.exit_code == 0
+    assert len(shown.stdout.splitlines()) <= SCREEN_LINES
     assert {line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()} >= set(COMMANDS)
 
 
@@ -204,6 +207,16 @@ def test_a_radius_that_is_no_number_is_refused(radius: str, empty_folder: Path) 
     assert refusal("certify", ".", "--eps", radius).startswith("error: --eps must")
 
 
+@pytest.mark.parametrize("command", ["certify", "attack"])
+def test_a_radius_in_levels_of_255_is_refused_with_its_unit(command: str, empty_folder: Path) -> None:
+    (empty_folder / "recipe.yaml").write_text(to_text(named_recipe(QUICK)))
+    told = refusal(command, ".", "--eps", "36")
+    assert all(word in told for word in ("--eps", "got 36;", "36/255", "[0, 1]")), told
+    assert "model.safetensors" in refusal(
+        command, ".", "--eps", "36/1", *(["--attack", "pgd"] if command == "attack" else [])
+    )
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shown_recipe_reads_back_as_itself(name: str) -> None:
     assert from_text(run.invoke(app, ["recipes", "show", name]).stdout) == named_recipe(name)
@@ -222,6 +235,21 @@ def test_info_tells_versions_and_data(empty_folder: Path) -> None:
     assert facts["bronet"].strip() == __version__
     assert facts["cifar100"].strip() == "cifar-100-binary"
     assert facts["cifar10"].startswith("not found")
+
+
+def test_info_tells_apart_the_networks_that_are_here_and_those_that_are_not(
+    monkeypatch: pytest.MonkeyPatch, empty_folder: Path
+) -> None:
+    monkeypatch.setenv("BRONET_HOME", str(empty_folder / "home"))
+    monkeypatch.setattr("bronet.pretrained.places.checkout_home", lambda: None)  # as of an installed package
+    absent = [network.name for network in published_networks()]
+    shown = "".join(run.invoke(app, ["info"]).stdout.split())  # a long line is folded
+    here, *elsewhere = shown.partition("pretrained")[2].partition("digitsbuiltin")[0].split("notonthismachine")
+    assert "bronet-digits/digits" in here
+    assert absent
+    assert [name for name in absent if name in here] == []
+    for name, told in zip(absent, elsewhere, strict=True):
+        assert f"{empty_folder}/home/{name}" in told
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -1,6 +1,7 @@
 """The command line on pretrained networks: a name wherever a run is wanted, and the sample labelled as one."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from attacks import ATTACK, finished, write_attack_facts
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.models import build_model
-from bronet.pretrained import save_pretrained
+from bronet.pretrained import load_pretrained, round_run, save_pretrained
+from bronet.pretrained.places import published_folder, read_manifest
 from bronet.pretrained.publish import publish
 from bronet.pretrained.saving import published_text
 from bronet.recipe import named_recipe, override
@@ -21,6 +23,7 @@ from bronet.run.weights import save_weights
 from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"
+CIFAR = "bronet-s-fast/cifar10"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 terminal = CliRunner()
@@ -95,6 +98,33 @@ def test_a_place_that_is_named_must_hold_the_data_set(cifar10: Path) -> None:
     )
 
 
+def test_a_command_that_fails_leaves_no_copy_of_a_network(empty_folder: Path) -> None:
+    for words in (
+        ("certify", CIFAR, "--data-dir", "elsewhere"),
+        ("certify", CIFAR, "--out", "a/b/c", "--data-dir", "elsewhere"),
+        ("attack", CIFAR, "--data-dir", "elsewhere", "--attack", "pgd"),
+        ("verify", DIGITS),
+        ("report", DIGITS),
+        ("report", DIGITS, "nowhere"),
+        ("serve", DIGITS, "nowhere", "--port", "0"),
+    ):
+        refusal(*words)
+        assert list(empty_folder.iterdir()) == [], words
+
+
+def test_a_command_that_fails_leaves_an_earlier_copy_alone(empty_folder: Path) -> None:
+    run("certify", DIGITS, "--limit", "5")
+    before = {path: path.read_bytes() for path in empty_folder.rglob("*") if path.is_file()}
+    refusal("certify", DIGITS, "--eps", "1/0")
+    refusal("report", DIGITS, "nowhere")
+    assert {path: path.read_bytes() for path in empty_folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("command", ["certify", "verify", "attack", "serve", "train"])
+def test_every_command_that_may_be_told_to_download_can_be(command: str) -> None:
+    assert "--download" in run(command, "--help").stdout
+
+
 def test_a_run_or_a_name_and_not_both() -> None:
     assert "either RUN or --pretrained" in refusal("certify")
     assert "either RUN or --pretrained" in refusal("certify", DIGITS, "--pretrained", DIGITS)
@@ -114,7 +144,7 @@ def test_publishing_needs_rounded_weights_and_then_writes_evidence_without_machi
     record = json.loads(Path("rounded/record.json").read_text())
     record["command"] = f"bronet train digits/quickstart --out {empty_folder}/runs/x --set train.epochs=3"
     Path("rounded/record.json").write_text(json.dumps(record))
-    written = publish("rounded", "results/row", pretrained="tiny/digits", home=empty_folder / "home")
+    written = publish("rounded", "results/row", pretrained="tiny/digits", package=empty_folder / "home")
     assert written == [Path("results/row"), empty_folder / "home" / "tiny" / "digits"]
     names = {path.name for path in Path("results/row").iterdir()}
     assert names == {"recipe.yaml", "log.jsonl", "record.json", "certificate.csv", "certificate.json"}
@@ -128,6 +158,27 @@ def test_publishing_needs_rounded_weights_and_then_writes_evidence_without_machi
     Path("results/row/attack-old.csv").write_text("of an earlier run")
     run("publish", "rounded", "--results", "results/row", "--overwrite")
     assert {path.name for path in Path("results/row").iterdir()} == names
+
+
+def test_a_large_network_goes_to_the_checkout_and_into_the_manifest(empty_folder: Path) -> None:
+    round_run(train_tiny_run(empty_folder / "run"), "rounded")
+    run("certify", "rounded", "--limit", "20")
+    package, weights = empty_folder / "package", empty_folder / "checkout" / "weights"
+    results, name = empty_folder / "checkout" / "lab" / "results" / "tiny", "tiny/digits"
+
+    def published(**more: int) -> list[Path]:
+        return publish("rounded", results, pretrained=name, overwrite=True, package=package, weights=weights, **more)
+
+    assert published()[1] == package / name
+    shutil.rmtree(package)
+    for _ in range(2):  # the second time it is replaced
+        assert published(largest_in_package=1000) == [results, weights / name, package / "manifest.json"]
+    (network,) = read_manifest(package / "manifest.json").networks
+    assert (network.name, network.results) == (name, "lab/results/tiny")
+    assert [file.name for file in network.files] == ["README.md", "model.safetensors", "config.json"]
+    assert published_folder(network, [package, weights]) == weights / name
+    load_pretrained(weights / name)
+    assert not (package / "tiny").exists()
 
 
 def test_evidence_that_is_damaged_or_has_no_place_is_one_line_and_leaves_everything(empty_folder: Path) -> None:

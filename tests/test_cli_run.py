@@ -2,8 +2,11 @@
 
 import csv
 import errno
+import html
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.cli.quickstart import RECIPE_NAME
+from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.recipe import named_recipe, to_text
 
 SHRUNK = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]
@@ -62,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "first"
-    run("train", RECIPE_NAME, "--out", str(folder), *settings(*SHRUNK, *SHORT))
+    run("train", QUICKSTART_RECIPE, "--out", str(folder), *settings(*SHRUNK, *SHORT))
     return folder
 
 
@@ -97,20 +100,47 @@ def test_a_log_that_is_damaged_or_a_folder_is_no_traceback(trained: Path) -> Non
     log.write_bytes(content)
 
 
+def test_the_report_prints_commands_that_work_where_it_was_made(trained: Path) -> None:
+    folder = trained.rename(trained.parent / "a run").relative_to(trained.parent)
+    run("certify", str(folder), "--limit", "10")
+    run("report", str(folder))
+    (printed,) = re.findall(r"^bronet (report .*)</pre>$", (folder / "report" / "report.html").read_text(), re.M)
+    run(*shlex.split(html.unescape(printed)))
+
+
+def test_numbers_of_a_few_images_say_how_uncertain_they_are(trained: Path) -> None:
+    assert "first 25 test images only; +- 20 points" in run("certify", str(trained), "--limit", "25").stdout
+    pgd = ("--attack", "pgd", "--steps", "1", "--restarts", "1", "--eps", "1/10")
+    assert "first 25 test images only; +- 20 points" in run("attack", str(trained), "--limit", "25", *pgd).stdout
+    assert "only" not in run("certify", str(trained)).stdout
+
+
+def test_training_that_cannot_be_tracked_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    folder = tmp_path / "run"
+    words = ("train", QUICKSTART_RECIPE, "--out", str(folder), *settings(*SHRUNK, *SHORT))
+    assert "needs tensorboard" in refusal(*words, "--track")
+    assert not folder.exists()
+    run(*words)
+
+
 def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
     second = trained.parent / "second"
-    run("train", RECIPE_NAME, "--seed", "1", "--out", str(second), *settings(*SHRUNK, *SHORT))
+    run("train", QUICKSTART_RECIPE, "--seed", "1", "--out", str(second), *settings(*SHRUNK, *SHORT))
     for folder, eps in ((trained, "1/4"), (second, "1/8")):
         run("certify", str(folder), "--limit", "10", "--eps", eps)
     shown = run("report", str(trained), str(second), "--out", "both").stdout
     assert names(trained.parent / "both") == PICTURES | {"comparison.md", "comparison.csv", "comparison.json"}
     assert all(word in shown for word in ("first", "second", "ε = 1/8", "ε = 1/4"))
     assert "different folder names" in refusal("report", str(trained), str(trained))
+    with Path("both/comparison.csv").open() as file:
+        compared = {(row["run"], row["eps"]) for row in csv.DictReader(file)}
+    assert compared == {(name, eps) for name in ("first", "second") for eps in ("1/4", "1/8")}
 
 
 def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(to_text(named_recipe(RECIPE_NAME)))
+    Path("mine.yaml").write_text(to_text(named_recipe(QUICKSTART_RECIPE)))
     result = run("train", "mine.yaml", *settings(*SHRUNK, *SHORT, "name=a/b"))
     assert "next:    bronet certify runs/a-b" in result.stdout
     assert names(Path("runs/a-b")) == TRAINED
@@ -122,7 +152,7 @@ def test_what_comes_next_is_quoted_and_keeps_the_place_of_the_data(trained: Path
     again = refusal("round", str(trained), "--out", str(out))
     assert again.endswith("already holds a run; choose another")
     words = ["--data-dir", str(tmp_path), *settings(*SHRUNK, *SHORT)]
-    shown = run("train", RECIPE_NAME, "--out", str(tmp_path / "new"), *words).stdout
+    shown = run("train", QUICKSTART_RECIPE, "--out", str(tmp_path / "new"), *words).stdout
     assert f"next:    bronet certify {tmp_path / 'new'} --data-dir {tmp_path}\n" in shown
 
 
@@ -154,9 +184,9 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
 
 def test_a_run_is_replaced_only_on_request(trained: Path) -> None:
     before = contents(trained)
-    assert "already holds a run" in refusal("train", RECIPE_NAME, "--out", str(trained))
+    assert "already holds a run" in refusal("train", QUICKSTART_RECIPE, "--out", str(trained))
     assert contents(trained) == before
-    run("train", RECIPE_NAME, "--out", str(trained), "--overwrite", "--seed", "1", *settings(*SHRUNK, *SHORT))
+    run("train", QUICKSTART_RECIPE, "--out", str(trained), "--overwrite", "--seed", "1", *settings(*SHRUNK, *SHORT))
     assert json.loads((trained / "record.json").read_text())["seed"] == 1
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.cli.quickstart import RECIPE_NAME
+from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.data import ImageSet
 from bronet.data.embedded import load_digits
 from bronet.recipe import Recipe, read_recipe
@@ -54,7 +54,7 @@ def facts(folder: Path) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("oneshot") / "run"
-    words = ["train", RECIPE_NAME, "--out", str(folder), "--device", "cpu", "--certify"]
+    words = ["train", QUICKSTART_RECIPE, "--out", str(folder), "--device", "cpu", "--certify"]
     return folder, run(*words, *settings(*SHRUNK, *SHORT)).stdout
 
 
@@ -87,7 +87,7 @@ def test_a_command_reads_each_split_once(
     attack = ["--attack", "pgd", "--steps", "1", "--restarts", "1", "--eps", "36/255", "--eps", "72/255"]
     run("attack", str(folder), "--limit", "20", "--device", "cpu", *attack)
     assert read == ["test"] * 2
-    words = ["train", RECIPE_NAME, "--out", str(tmp_path / "new"), "--device", "cpu", "--certify"]
+    words = ["train", QUICKSTART_RECIPE, "--out", str(tmp_path / "new"), "--device", "cpu", "--certify"]
     run(*words, *settings(*SHRUNK, "train.epochs=1", "optim.warmup_epochs=0"))
     assert read == ["test", "test", "train", "test"]
 
@@ -157,7 +157,16 @@ def test_certifying_that_is_interrupted_is_done_by_resuming(
         raise KeyboardInterrupt
 
     folder = tmp_path / "run"
-    words = ["train", RECIPE_NAME, "--out", str(folder), "--device", "cpu", "--certify", *settings(*SHRUNK, *SHORT)]
+    words = [
+        "train",
+        QUICKSTART_RECIPE,
+        "--out",
+        str(folder),
+        "--device",
+        "cpu",
+        "--certify",
+        *settings(*SHRUNK, *SHORT),
+    ]
     with monkeypatch.context() as patched:
         patched.setattr("bronet.certificates.run.certify_run", interrupted)
         assert terminal.invoke(app, words).exit_code == ExitStatus.CTRL_C
@@ -186,7 +195,7 @@ def test_resuming_a_folder_that_is_not_there_is_not_taken_for_a_recipe(tmp_path:
 def test_test_images_that_are_missing_are_missed_before_training(tmp_path: Path) -> None:
     class_folders(tmp_path / "pets" / "train", ["ant", "bee", "cat"], 2)
     shape = ["data.name=pets", "data.channels=3", "data.height=64", "data.width=64", "data.classes=3"]
-    words = ["train", RECIPE_NAME, "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"), "--certify"]
+    words = ["train", QUICKSTART_RECIPE, "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"), "--certify"]
     result = terminal.invoke(app, [*words, "--device", "cpu", *settings(*shape)])
     assert result.exit_code == ExitStatus.USER_ERROR
     (line,) = result.stderr.splitlines()

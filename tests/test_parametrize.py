@@ -156,7 +156,7 @@ SHARED = """
 import sys
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from bronet.cli.exit_status import leave
+from bronet.cli.exit_status import exit_at_once
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -168,7 +168,7 @@ for name, (module, x) in modules().items():
     if rank == 0:
         print(name)
 dist.destroy_process_group()
-leave(0)
+exit_at_once(0)
 """
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import Device, SplitOption, checked_folder, chosen_split, device_name
+from bronet.cli.options import Device, SplitOption, checked_folder, chosen_split, usable_device
 from lab.tables.published import RESULTS
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def cr_landscape(
     setting = experiment.LandscapeSetting(extent=extent, points=points, images=images, seed=seed)
     data = find_network(run).recipe.data
     chosen = load_images(data, chosen_split(split, data, data_dir=data_dir).value, data_dir=data_dir)
-    place = device_name(Device.AUTO)
+    place = usable_device(Device.AUTO)
     with counting(open_console(), "evaluating", things="points") as show:
         rows = experiment.measure(
             load_pretrained(run, device=place), chosen.to(place), setting, lambda done: show(done, points * points)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import Device, DeviceOption, checked_file, device_name
+from bronet.cli.options import Device, DeviceOption, checked_file, usable_device
 from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
@@ -49,7 +49,7 @@ def layer(
     from bronet.cli.console import facts_table, open_console
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_layer
 
-    place = torch.device(device_name(device))
+    place = torch.device(usable_device(device))
     shape = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
     given = {"channels": channels, "rank": rank, "size": size, "batch": batch}
     shape = replace(shape, **{name: value for name, value in given.items() if value is not None})
@@ -85,7 +85,7 @@ def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out 
     from bronet.recipe import named_recipe
     from lab.bench.recipe_times import CPU_RECIPES, PUBLISHED_MS
 
-    place = torch.device(device_name(device))
+    place = torch.device(usable_device(device))
     on_gpu = place.type == "cuda"
     rows, facts = [], []
     for name in PUBLISHED_MS if on_gpu else CPU_RECIPES:
@@ -116,7 +116,7 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
     from bronet.cli.console import facts_table, open_console
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_scaling, exponent
 
-    place = torch.device(device_name(device))
+    place = torch.device(usable_device(device))
     base = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
     points = list(bench_scaling(base, place, repeats=repeats))
     facts = []
@@ -154,7 +154,7 @@ def certify(
     from bronet.cli.console import facts_table, open_console
     from lab.bench.recipe_times import bench_certify
 
-    place = torch.device(device_name(device))
+    place = torch.device(usable_device(device))
     chosen = recipe or ("cifar10/bronet-m" if place.type == "cuda" else "cifar10/bronet-small")
     result = bench_certify(chosen, place, images=images, batch=batch)
     facts = [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import DataDirOption, Device, DeviceOption, device_name
+from bronet.cli.options import DataDirOption, Device, DeviceOption, usable_device
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def layers(
     )
     console = open_console()
     rows = [row for path in rows_from or () for row in sweeps.read_rows(path)]
-    for row in sweeps.measure(sweep, device=device_name(device)) if not rows_from else ():
+    for row in sweeps.measure(sweep, device=usable_device(device)) if not rows_from else ():
         rows.append(row)
         replace_text(out / "layers.csv", csv_text(rows))  # as they come: a later failure loses none
         seconds = row.memory_kind if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
@@ -119,7 +119,7 @@ def equal_budget(
     setting = comparison.Comparison(dataset=dataset, kinds=kinds, budget=budget, images=images, seed=seed)
     console = open_console()
     rows, failed = [], {}
-    for row in comparison.compare(setting, device=device_name(device), data_dir=str(data_dir) if data_dir else None):
+    for row in comparison.compare(setting, device=usable_device(device), data_dir=str(data_dir) if data_dir else None):
         if isinstance(row, comparison.Failure):
             failed[row.layer] = row.reason
             say(console, f"{row.layer:9s} failed: {row.reason}")

@@ -7,28 +7,20 @@ promises to scripts is its exit status; see `bronet.cli.exit_status`.
 import os
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bronet.__about__ import __version__
 from bronet.cli.attack import attack
-from bronet.cli.bench import bench
-from bronet.cli.certify import certify
-from bronet.cli.check import check
-from bronet.cli.data import app as data
-from bronet.cli.exit_status import Commands, leave
-from bronet.cli.export import export
-from bronet.cli.info import info
-from bronet.cli.own_layers import run_layer_files
-from bronet.cli.publish import publish, round_weights
-from bronet.cli.quickstart import quickstart
-from bronet.cli.recipes import app as recipes
-from bronet.cli.report import report
-from bronet.cli.serve import serve
-from bronet.cli.train import train
-from bronet.cli.verify import verify
+from bronet.cli.catalog import data_app, recipes_app
+from bronet.cli.certify import certify, check, verify
+from bronet.cli.exit_status import Commands, exit_at_once
+from bronet.cli.info import bench, info
+from bronet.cli.networks import export, publish, round_weights
+from bronet.cli.options import LayersOption, run_layer_files
+from bronet.cli.report import report, serve
+from bronet.cli.train import quickstart, train
 
 app = typer.Typer(
     cls=Commands,
@@ -52,15 +44,7 @@ def bronet(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
-    layers: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--layers",
-            metavar="FILE",
-            help="Run a Python file of your own that registers layers, before the command; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    layers: LayersOption = None,
 ) -> None:
     """Neural networks whose robustness is proved.
 
@@ -74,8 +58,8 @@ def bronet(
 # The order of the help page: the order in which a newcomer needs them.
 for command in (quickstart, train, certify, report, verify, attack, serve, export):
     app.command()(command)
-app.add_typer(recipes, name="recipes")
-app.add_typer(data, name="data")
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(data_app, name="data")
 app.command()(bench)
 app.command()(check)
 app.command("round")(round_weights)
@@ -92,5 +76,5 @@ def main() -> None:
         app(prog_name="bronet")
     except SystemExit as end:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            leave(end.code)
+            exit_at_once(end.code)
         raise

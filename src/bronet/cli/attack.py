@@ -1,7 +1,7 @@
 """`bronet attack`: what an adversary finds, set against what is proved."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,19 +10,18 @@ from bronet.cli.options import (
     DataDirOption,
     Device,
     DeviceOption,
+    DownloadOption,
+    EpsOption,
+    LimitOption,
     RunArgument,
+    Split,
     SplitOption,
+    checked_radii,
     chosen_split,
-    device_name,
-    run_folder,
+    opened_runs,
     typed_command,
+    usable_device,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bronet.attack.run import AttackedRun
-
 
 DEFAULT_EPS = "36/255"
 
@@ -45,22 +44,12 @@ def attack(
     run: RunArgument,
     *,
     norm: Annotated[NormKind, typer.Option("--norm", help="Which ball.")] = NormKind.L2,
-    eps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--eps",
-            metavar="RADIUS",
-            help=f"Radius of the ball; may be repeated. Default: {DEFAULT_EPS}.",
-            show_default=False,
-        ),
-    ] = None,
+    eps: EpsOption = None,
     kind: Annotated[
         AttackKind, typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent.")
     ] = AttackKind.AUTOATTACK,
     split: SplitOption = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
-    ] = None,
+    limit: LimitOption = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of pgd per restart.")] = 100,
     restarts: Annotated[int, typer.Option("--restarts", min=1, help="Restarts of pgd.")] = 5,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images that are attacked at once.")] = 250,
@@ -68,70 +57,69 @@ def attack(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew instead of going on.")] = False,
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
+    download: DownloadOption = False,
 ) -> None:
     """Try to break a network, and compare with its certificate.
 
     Example:  bronet attack runs/quickstart --norm l2 --eps 36/255 --attack pgd
 
-    Writes into the run folder: attack-....csv (one row per image, after every batch; a stopped attack goes on from it)
-    and attack-....json. Ends with status 3, and names the image, if a certified image is broken.
+    At the radii of --eps, or at 36/255. Writes into the run folder: attack-....csv (one row per image, after every
+    batch; a stopped attack goes on from it) and attack-....json. Ends with status 3, and names the image, if a
+    certified image is broken.
     """
     from bronet.attack.judge import CertificateBrokenError
     from bronet.attack.run import attack_run
-    from bronet.cli.console import counting, open_console, say
+    from bronet.cli.console import counting, facts_table, open_console, sample_note, say
     from bronet.data import load_images
+    from bronet.report.table import percent
     from bronet.run.attack_rows import AttackPlan
 
-    console = open_console()
-    folder = run_folder(run)
-    data = folder.recipe.data
-    chosen = chosen_split(split, data, data_dir=data_dir).value
-    plans = [
-        AttackPlan(
-            attack=kind.value,
-            norm=norm.value,
-            eps=radius,
-            split=chosen,
-            steps=steps,
-            restarts=restarts,
-            seed=seed,
-            batch_size=batch_size,
+    radii, console = checked_radii(eps) or (DEFAULT_EPS,), open_console()
+    with opened_runs(run) as (folder,):
+        data = folder.recipe.data
+        split = chosen_split(split, data, data_dir=data_dir, download=download)
+        plans = [
+            AttackPlan(
+                attack=kind.value,
+                norm=norm.value,
+                eps=radius,
+                split=split.value,
+                steps=steps,
+                restarts=restarts,
+                seed=seed,
+                batch_size=batch_size,
+            )
+            for radius in radii
+        ]
+        place = usable_device(device)
+        images = load_images(
+            data, split.value, limit=limit, data_dir=data_dir, download=download, classes=folder.classes()
         )
-        for radius in eps or [DEFAULT_EPS]
-    ]
-    place = device_name(device)
-    images = load_images(data, chosen, limit=limit, data_dir=data_dir, classes=folder.classes())
-    for plan in plans:
-        try:
-            with counting(console, "attacking") as show:
-                result = attack_run(
-                    folder,
-                    plan,
-                    images=images,
-                    overwrite=overwrite,
-                    device=place,
-                    command=typed_command(),
-                    progress=show,
-                    warn=lambda line: say(console, f"warning: {line}"),
-                )
-        except CertificateBrokenError as error:
-            typer.echo(f"broken: {error}", err=True)
-            raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
-        show_attack(console, result)
-
-
-def show_attack(console: "Console", result: "AttackedRun") -> None:
-    """Print the three accuracies between which the truth lies."""
-    from bronet.cli.console import facts_table, say
-    from bronet.report.table import percent
-
-    found = result.facts
-    facts = [
-        ("images", f"{len(result.rows):,}"),
-        ("clean accuracy", percent(found.clean_accuracy or 0.0)),
-        (f"not broken, {found.norm} {found.eps}", percent(found.robust_accuracy or 0.0)),
-        (f"proved, {found.norm} {found.eps}", percent(found.certified_accuracy or 0.0)),
-        ("certified images broken", "0"),
-    ]
-    console.print(facts_table(facts))
-    say(console, f"rows:    {result.path}")
+        for plan in plans:
+            try:
+                with counting(console, "attacking") as show:
+                    result = attack_run(
+                        folder,
+                        plan,
+                        images=images,
+                        overwrite=overwrite,
+                        device=place,
+                        command=typed_command(),
+                        progress=show,
+                        warn=lambda line: say(console, f"warning: {line}"),
+                    )
+            except CertificateBrokenError as error:
+                typer.echo(f"broken: {error}", err=True)
+                raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
+            found = result.facts
+            facts = [
+                ("images", f"{len(result.rows):,}"),
+                ("clean accuracy", percent(found.clean_accuracy or 0.0)),
+                (f"not broken, {found.norm} {found.eps}", percent(found.robust_accuracy or 0.0)),
+                (f"proved, {found.norm} {found.eps}", percent(found.certified_accuracy or 0.0)),
+                ("certified images broken", "0"),
+            ]
+            console.print(facts_table(facts))
+            say(console, f"rows:    {result.path}")
+    if split is Split.SAMPLE or len(images) == limit:
+        say(console, sample_note(len(images), split=split))

@@ -1,4 +1,4 @@
-"""`bronet certify`: from trained weights to one proved radius per image."""
+"""`bronet certify`, `verify` and `check`: a radius for every image, proved and checked; a bound for every layer."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +10,19 @@ from bronet.cli.options import (
     Device,
     DeviceOption,
     DownloadOption,
+    EpsOption,
+    LimitOption,
+    OptionalRunArgument,
+    RunArgument,
     Split,
     SplitOption,
     checked_folder,
+    checked_radii,
     chosen_split,
     command_for,
-    device_name,
-    run_folder,
+    opened_runs,
     typed_command,
+    usable_device,
 )
 from bronet.errors import BronetError
 
@@ -29,42 +34,23 @@ if TYPE_CHECKING:
 
 
 def certify(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False),
-    ] = None,
+    run: OptionalRunArgument = None,
     *,
     pretrained: Annotated[
         Path | None,
-        typer.Option(
-            "--pretrained",
-            metavar="NAME",
-            help="A pretrained network, by name or folder, in place of RUN.",
-            show_default=False,
-        ),
+        typer.Option("--pretrained", metavar="NAME", help="A pretrained network, by name or folder, in place of RUN."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             help="Run folder of a pretrained network. Default: runs/NAME, with dashes.",
-            show_default=False,
             callback=checked_folder,
         ),
     ] = None,
-    eps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--eps",
-            metavar="RADIUS",
-            help="Radius to report, such as 36/255 or 0.5; may be repeated. Default: the recipe's.",
-            show_default=False,
-        ),
-    ] = None,
+    eps: EpsOption = None,
     split: SplitOption = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N", show_default=False)
-    ] = None,
+    limit: LimitOption = None,
     targeted: Annotated[
         bool, typer.Option("--targeted", help="Also write targeted.csv: how far each image is from each class.")
     ] = False,
@@ -79,36 +65,44 @@ def certify(
 
     Example:  bronet certify runs/quickstart --eps 1/4 --eps 1/2
 
-    Computed in float64 with rounding counted. Writes into the run folder: certificate.csv (one row per image)
-    and certificate.json (the proved bound of every layer); of other splits certificate-train.csv and so on.
-    `bronet verify` checks them later. A pretrained network is copied to a run folder first.
+    At the radii of --eps, or of the recipe; in float64, with rounding counted. Writes into the run folder:
+    certificate.csv (one row per image) and certificate.json (the proved bound of every layer); of other splits
+    certificate-train.csv and so on. `bronet verify` checks them later. A pretrained network is copied to a run folder
+    first.
     """
-    from bronet.cli.console import open_console, say
+    from bronet.certificates.run import certify_run
+    from bronet.cli.console import counting, open_console, say
 
     named = run or pretrained
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
-    console = open_console()
-    folder = run_folder(named, out)
-    split = chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download)
-    certify_folder(
-        folder,
-        console,
-        eps=tuple(eps or ()),
-        split=split,
-        limit=limit,
-        targeted=targeted,
-        device=device,
-        data_dir=data_dir,
-        download=download,
-        command=typed_command(),
-    )
-    show_certificate(folder, console, split=split, naive=naive)
+    radii, console = checked_radii(eps), open_console()
+    with opened_runs(named, out=out) as (folder,):
+        split = chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download)
+        with counting(console, "certifying") as show:
+            certify_run(
+                folder,
+                eps=radii,
+                split=split.value,
+                limit=limit,
+                targeted=targeted,
+                device=usable_device(device),
+                data_dir=data_dir,
+                download=download,
+                command=typed_command(),
+                progress=show,
+            )
+        show_certificate(folder, console, split=split, limit=limit, naive=naive)
     say(console, f"next:    {command_for('report', folder.path)}")
 
 
 def show_certificate(
-    run: "RunFolder", console: "Console", *, split: Split = Split.TEST, naive: bool = False
+    run: "RunFolder",
+    console: "Console",
+    *,
+    split: Split = Split.TEST,
+    limit: int | None = None,
+    naive: bool = False,
 ) -> "Evidence":
     """Print the table of a certified run and where its rows are, and return what was certified."""
     from bronet.cli.console import sample_note, say, show_naive, show_results
@@ -119,42 +113,54 @@ def show_certificate(
     show_results(console, [summarize(evidence)])
     if naive:
         show_naive(console, summarize(evidence.naive()))
-    if split is Split.SAMPLE:
-        say(console, sample_note(evidence))
+    if split is Split.SAMPLE or len(evidence.rows) == limit:
+        say(console, sample_note(len(evidence.rows), split=split))
     say(console, f"rows:    {run.certificate(split.value).rows}")
     return evidence
 
 
-def certify_folder(
-    run: "RunFolder",
-    console: "Console",
+def verify(
+    certificate: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json."),
+    ],
     *,
-    eps: tuple[str, ...] = (),
-    split: Split = Split.TEST,
-    limit: int | None = None,
-    targeted: bool = False,
-    device: Device,
-    data_dir: Path | None = None,
-    download: bool = False,
-    command: str,
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+    download: DownloadOption = False,
 ) -> None:
-    """Certify a run while showing the progress; the folder keeps what it had if anything fails."""
-    from bronet.certificates.run import certify_run
-    from bronet.cli.console import counting
-    from bronet.recipe import parse_budget
+    """Prove a certificate again, from weights and images. Refuse it if a byte or a number differs.
 
-    for radius in eps:
-        parse_budget(radius, name="--eps")
-    with counting(console, "certifying") as show:
-        certify_run(
-            run,
-            eps=eps,
-            split=split.value,
-            limit=limit,
-            targeted=targeted,
-            device=device_name(device),
+    Example:  bronet verify runs/quickstart
+
+    Compares the hashes of weights, recipe, images and rows, then proves every radius again. Writes nothing.
+    """
+    from bronet.certificates.verify import verify_run
+    from bronet.cli.console import counting, open_console, say
+
+    console = open_console()
+    in_a_run = [] if certificate.suffix == ".json" else [certificate]
+    with opened_runs(*in_a_run) as folders, counting(console, "verifying") as show:
+        result = verify_run(
+            folders[0] if folders else certificate,
+            device=usable_device(device),
             data_dir=data_dir,
             download=download,
-            command=command,
             progress=show,
         )
+    say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
+    say(console, f"largest difference of a radius: {result.largest_difference:.1e}")
+
+
+def check(run: RunArgument) -> None:
+    """Tell the Lipschitz bound of every layer of a trained network. The largest is set in bold.
+
+    Example:  bronet check runs/quickstart
+
+    Writes nothing. Models of your own: bronet.check(model, input_shape) in Python (docs/convert.md).
+    """
+    from bronet.cli.console import open_console
+    from bronet.graph import check as check_model
+    from bronet.pretrained import load_pretrained
+
+    open_console().print(check_model(load_pretrained(run)))

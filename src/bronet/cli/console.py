@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from bronet.report.evidence import Evidence
+from bronet.cli.options import Split
 from bronet.report.table import Summary, number_text, percent, terminal_table
 from bronet.wording import bound_text
 
@@ -62,14 +62,15 @@ def counting(console: Console, doing: str, *, things: str = "images") -> Iterato
 
 def show_results(console: Console, summaries: Sequence[Summary]) -> None:
     """Print the table of one run (a quantity per line) or of several (a run per line)."""
-    console.print(_of_one(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
+    console.print(_one_run(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
 
 
-def sample_note(evidence: Evidence) -> str:
-    """Return the line that says how little a sample knows of the test set."""
-    count = len(evidence.rows)
-    points = 100 * TWO_SIDED * math.sqrt(LARGEST_VARIANCE / count)
-    return f"note:    numbers of a sample of {count:,} test images, not of the test set; +- {points:.0f} points or less"
+def sample_note(images: int, *, split: Split) -> str:
+    """Return the line that says how little some of the images know of them all."""
+    points = 100 * TWO_SIDED * math.sqrt(LARGEST_VARIANCE / images)
+    few = f"a sample of {images:,} test images, not of the test set"
+    some = few if split is Split.SAMPLE else f"the first {images:,} {split.value} images only"
+    return f"note:    numbers of {some}; +- {points:.0f} points or less"
 
 
 def show_naive(console: Console, summary: Summary) -> None:
@@ -94,7 +95,7 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _of_one(summary: Summary) -> Table:
+def _one_run(summary: Summary) -> Table:
     certificate, statistics = summary.evidence.certificate, summary.statistics
     title = f"{summary.evidence.name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
     table = Table(title=Text(title), title_justify="left", show_header=False)

@@ -56,29 +56,29 @@ class Commands(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except UsageError as error:
-            raise _misread(error) from None
+            raise _usage_error(error) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; a fault of this program passes through with its traceback."""
         try:
             return super().invoke(ctx)
         except BronetError as error:
-            raise _ended(f"error: {error}", ExitStatus.USER_ERROR) from None
+            raise _exit_with(f"error: {error}", ExitStatus.USER_ERROR) from None
         except UsageError as error:
-            raise _misread(error) from None
+            raise _usage_error(error) from None
         except KeyboardInterrupt:
-            raise _ended("interrupted", ExitStatus.CTRL_C) from None
+            raise _exit_with("interrupted", ExitStatus.CTRL_C) from None
         except OSError as error:
             if error.errno not in SYSTEM_REFUSALS:
                 raise
             where = f" {error.filename}" if error.filename else ""
-            raise _ended(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
+            raise _exit_with(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0] or "none is left"
             advice = "take fewer images at once or a smaller network"
-            raise _ended(f"error: there is not enough memory ({reason}); {advice}", ExitStatus.USER_ERROR) from None
+            raise _exit_with(f"error: there is not enough memory ({reason}); {advice}", ExitStatus.USER_ERROR) from None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -87,7 +87,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return cpu or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def leave(status: object) -> NoReturn:
+def exit_at_once(status: object) -> NoReturn:
     """End this process at once with a status, as `sys.exit` takes it; what was printed is flushed.
 
     For the processes of torchrun: threads of their connections that are still alive while the interpreter takes itself
@@ -98,7 +98,7 @@ def leave(status: object) -> NoReturn:
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-def _misread(error: Any) -> Exception:
+def _usage_error(error: Any) -> Exception:
     """Print in one line what is wrong with a command line and return the exception that ends the process.
 
     The help page of a group of commands, which comes as such an error, is returned as it is.
@@ -113,10 +113,10 @@ def _misread(error: Any) -> Exception:
         if given and given[1] not in text:
             text = f"{text.partition(',')[0]}, got {given[1]}"
     command = error.ctx.command_path if error.ctx else "bronet"
-    return _ended(f"error: {text[0].lower()}{text[1:].rstrip('.')}; see {command} --help", ExitStatus.USER_ERROR)
+    return _exit_with(f"error: {text[0].lower()}{text[1:].rstrip('.')}; see {command} --help", ExitStatus.USER_ERROR)
 
 
-def _ended(message: str, status: int) -> typer.Exit:
+def _exit_with(message: str, status: int) -> typer.Exit:
     """Print one line on stderr and return the exception that ends the process with the status."""
     typer.echo(" ".join(message.splitlines()), err=True)
     return typer.Exit(status)

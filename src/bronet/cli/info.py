@@ -1,6 +1,5 @@
-"""`bronet info`: this installation, or what a run folder holds."""
+"""`bronet info` and `bronet bench`: this installation, what a run folder holds, and how fast this machine is."""
 
-import importlib.metadata
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.__about__ import __version__
-from bronet.cli.options import DataDirOption, command_for
+from bronet.cli.options import (
+    DataDirOption,
+    Device,
+    DeviceOption,
+    OptionalRunArgument,
+    SettingsOption,
+    checked_file,
+    command_for,
+    usable_device,
+)
 
 if TYPE_CHECKING:
     from bronet.run.folder import RunFolder
@@ -16,17 +24,53 @@ if TYPE_CHECKING:
 Facts = list[tuple[str, str]]
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
-BYTES_PER_GIB = 2**30
+GIB = 2**30
 RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
+GPU_RECIPE, CPU_RECIPE = "cifar10/bronet-m", "cifar10/bronet-small"
 
 
-def info(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False),
+def bench(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A name of `bronet recipes`, or a YAML file. Default: BRONet-M on a GPU, a small network on a CPU.",
+        ),
     ] = None,
-    data_dir: DataDirOption = None,
+    *,
+    settings: SettingsOption = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")] = 10,
+    device: DeviceOption = Device.AUTO,
+    out: Annotated[Path | None, typer.Option(help="A CSV file for the rows.", callback=checked_file)] = None,
 ) -> None:
+    """Time a training step and inference of a recipe's network.
+
+    Example:  bronet bench digits/quickstart --batch 32
+
+    Images are random, weights those of initialisation. Products are in bf16 on a GPU and in float32 on a CPU, unless a
+    setting says otherwise. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.bench import time_recipe, write_timings
+    from bronet.cli.console import facts_table, open_console
+    from bronet.recipe import find_recipe
+
+    place = torch.device(usable_device(device))
+    chosen = find_recipe(recipe or (GPU_RECIPE if place.type == "cuda" else CPU_RECIPE))
+    changed = [*(settings or ()), *([f"train.batch_size={batch}"] if batch is not None else ())]
+    rows = [row for _, row in time_recipe(chosen, place, repeats=repeats, settings=changed)]
+    facts = [("device", rows[0].device)]
+    for row in rows:
+        memory = f"  {row.peak_gib:5.2f} GiB" if row.peak_gib else ""
+        facts.append((f"{row.subject}, {row.shape}", f"{row.median_ms:9.2f} ms{memory}"))
+    open_console().print(facts_table(facts))
+    if out is not None:
+        write_timings(out, rows)
+
+
+def info(run: OptionalRunArgument = None, data_dir: DataDirOption = None) -> None:
     """Tell versions, devices and data; of a RUN, what it holds.
 
     Example:  bronet info runs/quickstart
@@ -35,18 +79,55 @@ def info(
     """
     from bronet.cli.console import facts_table, open_console
 
-    facts = _installation(data_dir) if run is None else _facts(run)
-    open_console().print(facts_table(facts))
+    open_console().print(facts_table(_installation(data_dir) if run is None else _run_or_network(run)))
 
 
-def _facts(run: Path) -> Facts:
+def _installation(data_dir: Path | None) -> Facts:
+    from importlib.metadata import version
+
+    import torch
+
+    from bronet.pretrained.places import how_to_get, pretrained_names
+
+    facts = [("bronet", __version__), ("python", platform.python_version())]
+    facts += [(package, version(package)) for package in PACKAGES]
+    facts += [("cpu", f"{platform.machine()}, threads: {torch.get_num_threads()}")]
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        facts += [(f"cuda:{number}", f"{device.name}, {device.total_memory / GIB:.0f} GiB")]
+    if not torch.cuda.is_available():
+        facts += [("cuda", "no device found")]
+    absent = {name: remedy for name in pretrained_names() if (remedy := how_to_get(name))}
+    facts += [("pretrained", ", ".join(name for name in pretrained_names() if name not in absent))]
+    facts += [("not on this machine", f"{name}: {remedy}") for name, remedy in absent.items()]
+    return [*facts, *_data_sets(data_dir)]
+
+
+def _data_sets(data_dir: Path | None) -> Facts:
+    """Return where each data set lies; a name alone says nothing about what the files hold."""
+    from bronet.data import data_folder, tiny_imagenet
+    from bronet.data.cifar import LAYOUTS
+    from bronet.data.load import IMAGENET
+
+    def found(names: tuple[str, ...], advice: str) -> str:
+        return next((str(folder / name) for name in names if (folder / name).exists()), f"not found; {advice}")
+
+    folder = data_folder(data_dir)
+    facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
+    facts += [(name, found((known.folder, known.archive), f"see {known.url}")) for name, known in LAYOUTS.items()]
+    archive = (tiny_imagenet.FOLDER, tiny_imagenet.ARCHIVE)
+    facts += [(tiny_imagenet.NAME, found(archive, f"see {tiny_imagenet.URL}"))]
+    return [*facts, (IMAGENET, found((IMAGENET,), "see docs/training.md"))]
+
+
+def _run_or_network(path: Path) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
     from bronet.pretrained import find_network
     from bronet.run.folder import open_run
 
-    network = find_network(run)
+    network = find_network(path)
     if network.weights_sha256 is None:
-        return _contents(open_run(run))
+        return _run(open_run(path))
     recipe = network.recipe
     return [
         ("pretrained", network.name),
@@ -57,75 +138,25 @@ def _facts(run: Path) -> Facts:
     ]
 
 
-def _recorded(record: dict[str, object]) -> Facts:
-    return [(key, str(record[key])) for key in RECORDED if key in record]
-
-
-def _installation(data_dir: Path | None) -> Facts:
-    import torch
-
-    from bronet.pretrained import pretrained_names
-
-    facts = [("bronet", __version__), ("python", platform.python_version())]
-    facts += [(package, importlib.metadata.version(package)) for package in PACKAGES]
-    facts += [("cpu", f"{platform.machine()}, threads: {torch.get_num_threads()}")]
-    for number in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(number)
-        facts += [(f"cuda:{number}", f"{device.name}, {device.total_memory / BYTES_PER_GIB:.0f} GiB")]
-    if not torch.cuda.is_available():
-        facts += [("cuda", "no device found")]
-    return [*facts, ("pretrained", ", ".join(pretrained_names())), *_data_sets(data_dir)]
-
-
-def _data_sets(data_dir: Path | None) -> Facts:
-    """Return where each data set lies; a name alone says nothing about what the files hold."""
-    from bronet.data import data_folder, tiny_imagenet
-    from bronet.data.cifar import LAYOUTS
-    from bronet.data.load import IMAGENET
-
-    folder = data_folder(data_dir)
-    facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
-    for name, layout in LAYOUTS.items():
-        facts += [(name, _found(folder, (layout.folder, layout.archive), f"see {layout.url}"))]
-    archive = (tiny_imagenet.FOLDER, tiny_imagenet.ARCHIVE)
-    facts += [(tiny_imagenet.NAME, _found(folder, archive, f"see {tiny_imagenet.URL}"))]
-    return [*facts, (IMAGENET, _found(folder, (IMAGENET,), "see docs/training.md"))]
-
-
-def _found(folder: Path, names: tuple[str, ...], advice: str) -> str:
-    return next((str(folder / name) for name in names if (folder / name).exists()), f"not found; {advice}")
-
-
-def _to_come(run: "RunFolder", words: str) -> str:
-    return f"none yet; {command_for(words, run.path)}"
-
-
-def _contents(run: "RunFolder") -> Facts:
+def _run(run: "RunFolder") -> Facts:
+    from bronet.files import read_object
     from bronet.run.folder import ReportFiles
 
-    recipe = run.recipe
-    facts = [
+    def there(path: Path, words: str) -> str:
+        return str(path) if path.exists() else f"none yet; {command_for(words, run.path)}"
+
+    recipe, certificate = run.recipe, run.certificate(run.certified_split()).facts
+    came_from_elsewhere = run.weights.exists() and not run.log.exists()
+    epochs = f"{len(run.logged())} of {recipe.train.epochs} epochs"
+    return [
         ("run", str(run.path)),
         ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
-        ("trained", _epochs(run, recipe.train.epochs)),
-        ("weights", str(run.weights) if run.weights.exists() else _to_come(run, "train --resume")),
+        ("trained", "elsewhere" if came_from_elsewhere else epochs),
+        ("weights", there(run.weights, "train --resume")),
+        *(_certificate(run) if certificate.exists() else [("certificate", there(certificate, "certify"))]),
+        ("report", there(ReportFiles.of(run.report).page, "report")),
+        *(_recorded(read_object(run.record)) if run.record.exists() else []),
     ]
-    page = ReportFiles.of(run.report).page
-    certified = run.certificate(run.certified_split()).facts.exists()
-    facts += _certificate(run) if certified else [("certificate", _to_come(run, "certify"))]
-    facts += [("report", str(page) if page.exists() else _to_come(run, "report"))]
-    if run.record.exists():
-        from bronet.files import read_object
-
-        facts += _recorded(read_object(run.record))
-    return facts
-
-
-def _epochs(run: "RunFolder", wanted: int) -> str:
-    """Return how far the training is, if it was here: weights may come from elsewhere."""
-    if run.weights.exists() and not run.log.exists():
-        return "elsewhere"
-    return f"{len(run.logged())} of {wanted} epochs"
 
 
 def _certificate(run: "RunFolder") -> Facts:
@@ -135,3 +166,7 @@ def _certificate(run: "RunFolder") -> Facts:
     certificate = read_evidence(run).certificate
     facts = [("certificate", f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}")]
     return facts + [("remark", f"{layer.name}: {layer.remark}") for layer in certificate.layers if layer.remark]
+
+
+def _recorded(record: dict[str, object]) -> Facts:
+    return [(key, str(record[key])) for key in RECORDED if key in record]

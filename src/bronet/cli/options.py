@@ -1,20 +1,28 @@
-"""Arguments that several commands share, with the words that explain them, and what they stand for."""
+"""Arguments that several commands share, each declared once, and what they stand for."""
 
+import importlib.util
 import shlex
 import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.own_layers import layer_files
 from bronet.errors import BronetError
 from bronet.files import require_writable
 
 if TYPE_CHECKING:
     from bronet.recipe import DataRecipe
     from bronet.run.folder import RunFolder
+
+RUNS = Path("runs")
+"""Where run folders go by default."""
+LEAST_SUSPECT = 2.0
+"""A radius from here on, written without a fraction, is taken for levels of 255: certified radii are far smaller."""
 
 
 class Device(StrEnum):
@@ -36,30 +44,86 @@ class Split(StrEnum):
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one.")]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir",
-        help="Folder of the data sets. Default: the one that BRONET_DATA names, else datasets.",
-        show_default=False,
-    ),
-]
-SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
+    typer.Option("--data-dir", help="Folder of the data sets. Default: the one that BRONET_DATA names, else datasets."),
 ]
 DownloadOption = Annotated[
     bool, typer.Option("--download", help="Fetch the official archive if it is not there. (The digits are built in.)")
 ]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.", show_default=False)
+EpsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--eps", metavar="RADIUS", help="Radius, for pixels in [0, 1], such as 36/255 or 0.5; may be repeated."
+    ),
+]
+LayersOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--layers",
+        metavar="FILE",
+        help="Run a Python file of your own that registers layers, before the command; may be repeated.",
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")]
+OptionalRunArgument = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
 ]
 SplitOption = Annotated[
     Split | None,
     typer.Option(
         "--split",
         help="Which images. Default: test; of CIFAR-10, if it is not on this machine, the sample in this package.",
-        show_default=False,
     ),
 ]
+
+_layer_files: list[Path] = []
+
+
+def run_layer_files(paths: Sequence[Path]) -> None:
+    """Run the Python files that --layers names, in order, and remember them for the commands that are recommended.
+
+    The only way in which the command line runs code of the user, and only what the user names: recipes, checkpoints and
+    certificates never name a file to run.
+    """
+    _layer_files[:] = paths
+    for path in paths:
+        _run_layer_file(path)
+
+
+def _run_layer_file(path: Path) -> None:
+    """Run a Python file as a module that hides no other, whatever its name; where it fails, one line says where."""
+    if path.suffix != ".py" or not path.is_file():
+        raise BronetError(f"--layers must be a Python file that registers layers, got {path}")
+    name = f"bronet_layers_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BronetError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
+
+
+def typed_command() -> str:
+    """Return the command line of this process, quoted for a shell, for the records of a run."""
+    return shlex.join(["bronet", *sys.argv[1:]])
+
+
+def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
+    """Return a command about a run to go on with, with the files of layers that this one was given."""
+    options = [word for file in _layer_files for word in ("--layers", str(file))]
+    place = ["--data-dir", str(data_dir)] if data_dir is not None else []
+    return shlex.join(["bronet", *options, *words.split(), str(run), *place])
 
 
 def checked_folder(out: Path | None) -> Path | None:
@@ -78,24 +142,42 @@ def checked_file(out: Path | None) -> Path | None:
     return out
 
 
-RUNS = Path("runs")
-"""Where run folders go by default."""
+def checked_radii(eps: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the radii of --eps as they were written; refuse what is no number, and levels of 255 without a unit."""
+    from bronet.recipe import parse_budget
+
+    for text in eps or ():
+        if parse_budget(text, name="--eps") >= LEAST_SUSPECT and "/" not in text:
+            raise BronetError(
+                f"--eps must be a distance between images with pixels in [0, 1], got {text}; for levels of 255 write "
+                f"{text}/255, or {text}/1 if that distance is meant"
+            )
+    return tuple(eps or ())
 
 
-def typed_command() -> str:
-    """Return the command line of this process, quoted for a shell, for the records of a run."""
-    return shlex.join(["bronet", *sys.argv[1:]])
+@contextmanager
+def opened_runs(*runs: Path, out: Path | None = None) -> Iterator[list["RunFolder"]]:
+    """Give the folders of runs; a pretrained network is first copied to `out`, or to runs/NAME.
+
+    If the block fails, a copy that was made for it is removed again, unless something was added to it.
+    """
+    new: list[tuple[RunFolder, list[Path]]] = []
+    try:
+        folders = []
+        for run in runs:
+            folder, missing = _open_or_copy(run, out)
+            folders.append(folder)
+            if missing:
+                new.append((folder, missing))
+        yield folders
+    except Exception:
+        for folder, missing in new:
+            _remove_copy(folder, missing)
+        raise
 
 
-def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
-    """Return a command about a run to go on with, with the files of layers that this one was given."""
-    options = [word for file in layer_files() for word in ("--layers", str(file))]
-    place = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    return shlex.join(["bronet", *options, *words.split(), str(run), *place])
-
-
-def run_folder(run: Path, out: Path | None = None) -> "RunFolder":
-    """Return the run folder that RUN names; a pretrained network is first copied to `out`, or to runs/NAME."""
+def _open_or_copy(run: Path, out: Path | None) -> tuple["RunFolder", list[Path]]:
+    """Return the folder of a run, and the folders that were made for it, the innermost first."""
     from bronet.pretrained import find_network, unpack
     from bronet.run.folder import RunFolder
 
@@ -103,9 +185,23 @@ def run_folder(run: Path, out: Path | None = None) -> "RunFolder":
     if folder.recipe_file.is_file():
         if out is not None:
             raise BronetError(f"--out is for pretrained networks, got the run {run}; its certificate goes beside it")
-        return folder
+        return folder, []
     network = find_network(run)
-    return unpack(network, out or RUNS / network.name.replace("/", "-"))
+    place = out or RUNS / network.name.replace("/", "-")
+    missing = [path for path in (place, *place.parents) if not path.exists()]
+    return unpack(network, place), missing
+
+
+def _remove_copy(run: "RunFolder", made: Sequence[Path]) -> None:
+    """Remove the files of an unpacked network and the folders that were made for it."""
+    from bronet.run.folder import remove_run
+
+    copied = {run.recipe_file, run.record, run.weights}
+    if set(run.path.iterdir()) <= copied:
+        remove_run(run)
+        with suppress(OSError):  # of a folder that holds something else by now
+            for folder in made[1:]:
+                folder.rmdir()
 
 
 def chosen_split(
@@ -126,7 +222,7 @@ def chosen_split(
     return Split.TEST if found else Split.SAMPLE
 
 
-def device_name(device: Device) -> str:
+def usable_device(device: Device) -> str:
     """Return "cpu" or "cuda"; a device that is not there is refused."""
     import torch
 

@@ -1,18 +1,30 @@
-"""`bronet report`: from the rows of certified runs to tables, curves and pages."""
+"""`bronet report` and `bronet serve`: what is proved, as files and as a page that can be asked."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bronet.cli.options import checked_folder, run_folder
+from bronet.cli.options import (
+    DataDirOption,
+    Device,
+    DeviceOption,
+    DownloadOption,
+    checked_folder,
+    opened_runs,
+    usable_device,
+)
 
-REPORT = Path("report")
+COMPARISON = Path("report")
 """Where a comparison of runs goes by default."""
+HOST = "127.0.0.1"
+PORT = 8017
+SAMPLES = 120
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Certified runs.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Certified runs.")],
     *,
     out: Annotated[
         Path | None,
@@ -34,15 +46,65 @@ def report(
     from bronet.cli.console import open_console, say, show_results
     from bronet.report import write_comparison, write_summary
     from bronet.report.evidence import read_evidence
-    from bronet.report.table import summarize
+    from bronet.report.table import summarize_all
 
     console = open_console()
-    folders = [run_folder(run) for run in runs]
-    summaries = [summarize(read_evidence(folder)) for folder in folders]
-    if len(folders) == 1:
-        written = list(write_summary(summaries[0], out or folders[0].report))
-    else:
-        written = write_comparison(summaries, out or REPORT)
+    with opened_runs(*runs) as folders:
+        summaries = summarize_all([read_evidence(folder) for folder in folders])
+        if len(folders) == 1:
+            written = list(write_summary(summaries[0], out or folders[0].report))
+        else:
+            written = write_comparison(summaries, out or COMPARISON)
     show_results(console, summaries)
     for path in written:
         say(console, f"wrote    {path}")
+
+
+def serve(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Trained runs or networks. Default: runs/quickstart."),
+    ] = None,
+    *,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = HOST,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = PORT,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=1000, help="Test images to choose from.")] = SAMPLES,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page, if this is a terminal.")
+    ] = True,
+    device: DeviceOption = Device.AUTO,
+    data_dir: DataDirOption = None,
+    download: DownloadOption = False,
+) -> None:
+    """Open a page that shows the proof of an image, and attacks it.
+
+    Example:  bronet serve runs/quickstart
+
+    Writes nothing, except that a pretrained network is copied to a run folder first. Ctrl-C ends it.
+    Needs pip install 'bronet[web]'.
+    """
+    from bronet.cli.console import open_console, say
+    from bronet.data import provide_images
+    from bronet.web.server import address, is_local, open_socket, require_web
+
+    require_web()
+    place, local = usable_device(device), is_local(host)
+    with open_socket(host, port) as listening, opened_runs(*(runs or ())) as folders:
+        from bronet.web.served import Gallery, read_cards
+        from bronet.web.server import serve as serve_page
+
+        for folder in folders if download else ():
+            provide_images(folder.recipe.data, "test", data_dir=data_dir, download=True)
+        console = open_console()
+        cards = read_cards([str(folder.path) for folder in folders])
+        gallery = Gallery(cards, samples=samples, device=place, data_dir=data_dir)
+        say(console, f"proving  {gallery.cards[0].name}")
+        gallery.open(0)
+        if not local:
+            say(console, f"warning: whoever reaches {host} can use this page and this machine's time")
+        say(console, f"serving  {address(listening, host)}  (Ctrl-C ends it)")
+        if browser and sys.stdout.isatty():
+            import webbrowser
+
+            webbrowser.open(address(listening, host))
+        serve_page(gallery, listening, local=local)

@@ -1,13 +1,14 @@
-"""`bronet train`: from a recipe to a run folder with trained weights."""
+"""`bronet train` and `bronet quickstart`: from a recipe to a run folder with trained weights, and on to its report."""
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.certify import certify_folder, show_certificate
+from bronet.cli.certify import show_certificate
 from bronet.cli.options import (
     RUNS,
     DataDirOption,
@@ -17,8 +18,8 @@ from bronet.cli.options import (
     SettingsOption,
     checked_folder,
     command_for,
-    device_name,
     typed_command,
+    usable_device,
 )
 from bronet.errors import BronetError
 
@@ -27,6 +28,51 @@ if TYPE_CHECKING:
     from bronet.run.folder import RunFolder
     from bronet.train import RunOptions
 
+QUICKSTART_RECIPE = "digits/quickstart"
+QUICKSTART_THREADS = 1
+"""Matrices this small gain little from a second thread, and wait long for it where other programs are running."""
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", help="Run folder; an earlier quick start in it is replaced.")] = RUNS
+    / "quickstart",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
+) -> None:
+    """Train, certify and report a small network in two minutes.
+
+    Example:  bronet quickstart
+
+    Uses the handwritten digits in this package; needs no other data and no GPU. Writes a run folder with the
+    recipe, the weights, one row per test image, and a report with the curve of certified accuracy.
+    """
+    import torch
+
+    from bronet.certificates.run import certify_run
+    from bronet.cli.console import counting, open_console, say, show_results
+    from bronet.recipe import named_recipe, override
+    from bronet.report import write_summary
+    from bronet.report.evidence import read_evidence
+    from bronet.report.table import summarize
+    from bronet.run.folder import RunFolder
+
+    earlier = RunFolder(out)
+    if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
+        raise BronetError(f"--out must not hold another run, got {out} with {earlier.recipe.name}; choose another")
+    torch.set_num_threads(QUICKSTART_THREADS)
+    console, command = open_console(), typed_command()
+    recipe = override(named_recipe(QUICKSTART_RECIPE), [f"train.seed={seed}"])
+    say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
+    run = _train_or_exit(recipe, out, device="cpu", overwrite=True, command=command)
+    with counting(console, "certifying") as show:
+        certify_run(run, command=command, progress=show)
+    summary = summarize(read_evidence(run))
+    paths = write_summary(summary, run.report)
+    show_results(console, [summary])
+    say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
+    say(console, f"report:  {paths.page}")
+    say(console, f"rows:    {run.certificate().rows}")
+    say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")
+
 
 def train(
     recipe: Annotated[
@@ -34,23 +80,15 @@ def train(
         typer.Argument(
             metavar="RECIPE",
             help="A name that `bronet recipes` lists, a YAML file, or with --resume the folder of a run.",
-            show_default=False,
         ),
     ],
     *,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="Run folder. Default: runs/NAME-OF-THE-RECIPE.",
-            show_default=False,
-            callback=checked_folder,
-        ),
+        typer.Option("--out", help="Run folder. Default: runs/NAME-OF-THE-RECIPE.", callback=checked_folder),
     ] = None,
     settings: SettingsOption = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.", show_default=False)
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.")] = None,
     device: DeviceOption = Device.AUTO,
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
@@ -87,92 +125,73 @@ def train(
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
-    plan, folder = _chosen(recipe, changes, out, resume=resume)
+    plan, folder = _recipe_and_folder(recipe, changes, out, resume=resume)
     if certify:  # images that are missing are better missed now than after the last epoch
         provide_images(plan.data, "test", data_dir=data_dir, download=download)
-    run = train_recipe(
+    place = usable_device(device)
+    if download:
+        provide_images(plan.data, "train", data_dir=data_dir, download=True)
+    run = _train_or_exit(
         plan,
         folder,
-        device=device,
+        device=place,
         data_dir=data_dir,
-        download=download,
         resume=resume,
         overwrite=overwrite,
         command=typed_command(),
-        options=RunOptions(
-            workers=workers,
-            deterministic=deterministic,
-            track=track,
-            fsdp=fsdp,
-        ),
+        options=RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp),
     )
     if os.environ.get("RANK", "0") != "0":  # one of torchrun's processes speaks for all, and certifies alone
         return
     typer.echo(f"trained: {run.path}")
     if certify:
-        _certify(run, device=device, data_dir=data_dir, began=began, resumed=resume)
+        _certify(run, device=place, data_dir=data_dir, began=began, resumed=resume)
     further = command_for("report", run.path) if certify else command_for("certify", run.path, data_dir=data_dir)
     typer.echo(f"next:    {further}")
 
 
-def _certify(run: "RunFolder", *, device: Device, data_dir: Path | None, began: float, resumed: bool) -> None:
-    """Certify the test images where the network was trained, and print how long it all took.
+def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
+    """Return the recipe that the argument names, with some settings changed, and the folder of the run."""
+    from bronet.recipe import find_recipe, override
+    from bronet.run.folder import open_run
 
-    The time of training is the record's: that of all processes which the run took, if it was resumed. The last time is
-    then of this command alone.
-    """
-    from bronet.cli.console import open_console, say
-    from bronet.wording import duration_text
-
-    _give_back_memory()
-    console = open_console()
-    certify_folder(run, console, device=device, data_dir=data_dir, command=typed_command())
-    evidence = show_certificate(run, console)
-    certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
-    whole = "this command" if resumed or (training is not None and training > wall) else "in all"
-    say(
-        console,
-        f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "
-        f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}",
-    )
-
-
-def _give_back_memory() -> None:
-    """Free what training held on a GPU: objects in reference cycles, and blocks that torch keeps for later."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    path = Path(text)
+    if path.is_dir():
+        if not resume:
+            raise BronetError(
+                f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
+            )
+        return override(open_run(path).recipe, changes), out or path
+    try:
+        recipe = find_recipe(text)
+    except BronetError as error:
+        if not resume:
+            raise
+        raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
+    recipe = override(recipe, changes)
+    return recipe, out or RUNS / recipe.name.replace("/", "-")
 
 
-def train_recipe(
+def _train_or_exit(
     recipe: "Recipe",
     folder: Path,
     *,
-    device: Device,
+    device: str,
     data_dir: Path | None = None,
-    download: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     command: str,
     options: "RunOptions | None" = None,
 ) -> "RunFolder":
     """Train a recipe; a stop by a signal ends the process with the signal's status."""
-    from bronet.data import provide_images
     from bronet.train import Interrupted
     from bronet.train import train as train_run
 
-    place = device_name(device)
-    if download:
-        provide_images(recipe.data, "train", data_dir=data_dir, download=True)
     try:
         return train_run(
             recipe,
             folder,
-            device=place,
+            device=device,
             data_dir=data_dir,
             resume=resume,
             overwrite=overwrite,
@@ -185,24 +204,31 @@ def train_recipe(
         raise typer.Exit(stopped.exit_code) from None
 
 
-def _chosen(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
-    """Return the recipe that the argument names, with some settings changed, and the folder of the run."""
-    from bronet.recipe import find_recipe, override
+def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: float, resumed: bool) -> None:
+    """Certify the test images where the network was trained, and print how long it all took.
 
-    path = Path(text)
-    if path.is_dir():
-        if not resume:
-            raise BronetError(
-                f"RECIPE must be a name or a YAML file, got the folder {path}; to go on with it add --resume"
-            )
-        from bronet.run.folder import open_run
+    The time of training is the record's: that of all processes which the run took, if it was resumed. The last time is
+    then of this command alone.
+    """
+    import gc
 
-        return override(open_run(path).recipe, changes), out or path
-    try:
-        recipe = find_recipe(text)
-    except BronetError as error:
-        if not resume:
-            raise
-        raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
-    recipe = override(recipe, changes)
-    return recipe, out or RUNS / recipe.name.replace("/", "-")
+    import torch
+
+    from bronet.certificates.run import certify_run
+    from bronet.cli.console import counting, open_console, say
+    from bronet.wording import duration_text
+
+    gc.collect()  # what training held on a GPU may be in reference cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    console = open_console()
+    with counting(console, "certifying") as show:
+        certify_run(run, device=device, data_dir=data_dir, command=typed_command(), progress=show)
+    evidence = show_certificate(run, console)
+    certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
+    whole = "this command" if resumed or (training is not None and training > wall) else "in all"
+    say(
+        console,
+        f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "
+        f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}",
+    )

@@ -1,0 +1,103 @@
+"""`bronet export`, `round` and `publish`: a trained network for others, as one file or with its evidence."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bronet.cli.options import RunArgument, checked_file, checked_folder, command_for, opened_runs
+
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+class FileFormat(StrEnum):
+    """The kinds of file, as in `bronet.export.Format`, which is not imported here: it would load torch."""
+
+    ONNX = "onnx"
+    TORCH = "torch-export"
+
+
+def export(
+    run: RunArgument,
+    *,
+    format: Annotated[FileFormat, typer.Option("--format", help="The kind of file.")] = FileFormat.ONNX,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The file. Default: model.onnx or model.pt2 in the run's folder.", callback=checked_file
+        ),
+    ] = None,
+) -> None:
+    """Write the network as one file that runs without bronet.
+
+    Example:  bronet export runs/quickstart --format onnx
+
+    Writes that file. It computes in float32, takes any number of images with pixels in [0, 1], and holds the proved
+    constants, from which docs/export.md computes a radius in five lines. It is run, and compared with the network,
+    before it takes its name. ONNX needs: pip install 'bronet[onnx]'.
+    """
+    from bronet.cli.console import facts_table, open_console, say
+    from bronet.export import Format, export_run
+    from bronet.wording import bound_text
+
+    with opened_runs(run) as (folder,):
+        done = export_run(folder, format=Format(format.value), out=out)
+    size = done.path.stat().st_size / 2**20
+    images = f"over {done.images} random images"
+    facts = [
+        ("file", f"{done.path}, {size:.1f} MiB"),
+        ("largest difference", f"{done.from_float32:.2g} from the float32 network, {images}"),
+        ("", f"{done.from_float64:.2g} from the float64 network of the certificate"),
+        ("Lipschitz bound, before the head", bound_text(done.facts.lipschitz)),
+        ("classes", f"{len(done.facts.classes)}: {', '.join(done.facts.classes[:10])}"),
+    ]
+    console = open_console()
+    console.print(facts_table(facts))
+    say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")
+
+
+def round_weights(
+    run: RunFolderArgument,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Run folder for the rounded weights.", callback=checked_folder),
+    ],
+) -> None:
+    """Round the weights of a run to bf16, in a new run folder.
+
+    Example:  bronet round runs/quickstart --out runs/quickstart-bf16
+
+    Writes into --out: model.safetensors (kernels and matrices in bf16) and copies of recipe, log and record. What was
+    proved of RUN is not copied: certify the new folder.
+    """
+    from bronet.pretrained import round_run
+
+    result = round_run(run, out)
+    typer.echo(f"rounded: {result.weights}\nnext:    {command_for('certify', result.path)}")
+
+
+def publish(
+    run: RunFolderArgument,
+    *,
+    results: Annotated[Path, typer.Option("--results", help="Folder for the evidence.")],
+    pretrained: Annotated[
+        str | None,
+        typer.Option("--pretrained", metavar="MODEL/DATA", help="Also keep the network under this name."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --results holds.")] = False,
+) -> None:
+    """Publish a certified run. Its evidence as text, its network as a pretrained folder.
+
+    Example:  bronet publish runs/quickstart-bf16 --results lab/results/digits --pretrained bronet-digits/digits
+
+    Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
+    With --pretrained also config.json, model.safetensors and a model card: inside this package, or above 8 MB in the
+    folder weights of its checkout, with a line in the manifest. The weights must be rounded already (bronet round), so
+    that the published certificate is theirs.
+    """
+    from bronet.pretrained.publish import publish as publish_run
+
+    for path in publish_run(run, results, pretrained=pretrained, overwrite=overwrite):
+        typer.echo(f"wrote    {path}")
