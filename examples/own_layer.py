@@ -7,13 +7,15 @@ where v_i is column i of the kernel's Fourier transform. Every H_i is unitary, s
     bronet --layers examples/own_layer.py train digits/quickstart --set model.backbone=chain
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers import PaddingMode, register_convolution
+from bronet.layers import register_convolution
+from bronet.layers.convolution import Options
 from bronet.layers.rivals.fourier import FourierConv2d
 
 
@@ -26,34 +28,14 @@ class ReflectionChainConv2d(FourierConv2d):
 
     options: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        if in_channels != out_channels or stride != 1:
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        """Make the kernel, where channels and size are kept."""
+        if self.in_channels != self.out_channels or self.stride != 1:
             raise BronetError(
                 "a chain convolution must keep channels and size, "
-                f"got {in_channels} to {out_channels} channels with stride {stride}"
+                f"got {self.in_channels} to {self.out_channels} channels with stride {self.stride}"
             )
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-            device=device,
-            dtype=dtype,
-        )
+        super().make_parameters(empty, options)
 
     def reset_parameters(self) -> None:
         """Start with pairs of equal reflections, which undo each other."""

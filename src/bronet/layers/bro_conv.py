@@ -5,7 +5,7 @@ the ridge is felt. Runs in the real low-rank form: no complex number, no c x c m
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.layers.base import reflected_rank, require_ridge, to_autocast, without_autocast
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.convolution import Convolution, Options
 from bronet.layers.execution import Inversion, ReflectorLayer
 from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import (
@@ -57,56 +57,24 @@ class _Key(NamedTuple):
 
 
 class BROConv2d(Convolution[Tensor], ReflectorLayer[Tensor]):
-    """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`, and those below.
+    """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
     axis; the convolution itself reaches over the whole padded grid. Circular convolutions with equal channels are
-    orthogonal.
-
-    Args:
-        rank: n, the number of reflected directions per frequency; see `reflected_rank` for the default.
-        padding: k' zeros on each side, any number of at least one.
-        keep_padding: return the padded grid instead of cropping it.
-        residual_depth: L of the re-parameterisation V = I + alpha / sqrt(L) V; none by default.
-        ridge: relative ridge on V*V.
+    orthogonal. `padding` may be any number of at least one.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"rank", "keep_padding", "residual_depth"})
+    options: ClassVar[frozenset[str]] = frozenset({"rank", "keep_padding", "residual_depth", "ridge"})
     least_padding: ClassVar[int | None] = 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        rank: int | None = None,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        keep_padding: bool = False,
-        residual_depth: int | None = None,
-        ridge: float = BRO_RIDGE,
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        require_ridge(ridge)
-        self.rank = n = reflected_rank(rank, self.inner_channels, out_channels)
-        self.keep_padding, self.ridge = keep_padding, ridge
-        m = max(self.inner_channels, out_channels)
-        self.weight = nn.Parameter(torch.empty(m, n, kernel_size, kernel_size, device=device, dtype=dtype))
-        self.residual = residual_of(m, residual_depth, device=device, dtype=dtype)
-        self.reset_parameters()
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        self.rank = reflected_rank(options.rank, self.inner_channels, self.out_channels)
+        self.keep_padding = options.keep_padding
+        self.ridge = BRO_RIDGE if options.ridge is None else options.ridge
+        require_ridge(self.ridge)
+        m, k = max(self.inner_channels, self.out_channels), self.kernel_size
+        self.weight = nn.Parameter(empty(m, self.rank, k, k))
+        self.residual = residual_of(self.weight, options.residual_depth)
 
     def reset_parameters(self) -> None:
         """Start at the identity kernel, or near it with the residual re-parameterisation."""

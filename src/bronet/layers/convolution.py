@@ -5,7 +5,9 @@ question of the image's size are answered here. `layers.registry` names the kind
 """
 
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
@@ -20,17 +22,24 @@ T = TypeVar("T")
 PaddingMode = Literal["zeros", "circular"]
 
 
+@dataclass(frozen=True)
+class Options:
+    """The arguments that only some kinds take, as they were given; see `Convolution`."""
+
+    rank: int | None
+    residual_depth: int | None
+    hidden_channels: int | None
+    keep_padding: bool
+    ridge: float | None
+
+
 class Convolution(DerivedLayer[T], Generic[T]):
     """A Lipschitz layer from images (b, in_channels, h, w) to images of `out_channels`, of any size.
 
-    Every kind takes the arguments below, and `device` and `dtype` of its parameters. `options` names what it takes
-    besides. A kind that cannot do what an argument asks for refuses it at construction.
-
-    No kind adds a bias to its output: `Bias`, or `Centring` with its bias, is a layer of its own. The `bias` of CPL,
-    SLL and Sandwich lies inside of them.
-
-    The output has the shape (b, c, h, w), but its memory order may be (h, w, c, b), which the next layer reads without
-    a copy. Flatten it with `Flatten` or `.reshape`; `.view` may refuse.
+    All kinds share this constructor; a kind that cannot do what an argument asks for refuses it. No kind adds a bias to
+    its output: `Bias`, or `Centring` with its bias, is a layer of its own. The `bias` of CPL, SLL and Sandwich lies
+    inside of them. The output has the shape (b, c, h, w), but its memory order may be (h, w, c, b), which the next
+    layer reads without a copy. Flatten it with `Flatten` or `.reshape`; `.view` may refuse.
 
     Args:
         in_channels, out_channels: of the images that come in and go out; any two numbers.
@@ -39,12 +48,19 @@ class Convolution(DerivedLayer[T], Generic[T]):
             nothing is lost, and images must be multiples of the stride. (The one exception is
             `LipschitzRegularizedConv2d`, an ordinary strided convolution.)
         padding: zeros on each side of the image, after the stride; by default kernel_size // 2.
-        padding_mode: "zeros", or "circular" where the image wraps around instead and `padding` must be left out.
+        padding_mode: "zeros", or "circular" where the image wraps around instead and `padding` must be left out; zeros
+            by default wherever the kind has them.
         input_size: height and width of the images before the stride, where they are known: what `lipschitz_bound`
             takes if it is given no size. The layer still takes images of any size.
+        rank: n, the directions that a BRO convolution reflects per frequency; see `reflected_rank` for the default.
+        residual_depth: L of the parameter I + alpha / sqrt(L) V, for kinds with a residual; none by default.
+        hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
+        keep_padding: return the padded grid of a BRO convolution instead of cropping it.
+        ridge: relative ridge on V*V of a BRO convolution; 1e-7 by default.
     """
 
     options: ClassVar[frozenset[str]] = frozenset()
+    """Which of the arguments from `rank` on this kind takes."""
     padding_modes: ClassVar[tuple[PaddingMode, ...]] = get_args(PaddingMode)
     least_padding: ClassVar[int | None] = None
     """The least amount of zeros that may be chosen; None where only kernel_size // 2 is possible."""
@@ -56,23 +72,44 @@ class Convolution(DerivedLayer[T], Generic[T]):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int,
+        kernel_size: int = 3,
         *,
-        stride: int,
-        padding: int | None,
-        padding_mode: PaddingMode,
-        input_size: tuple[int, int] | None,
+        stride: int = 1,
+        padding: int | None = None,
+        padding_mode: PaddingMode | None = None,
+        input_size: tuple[int, int] | None = None,
+        rank: int | None = None,
+        residual_depth: int | None = None,
+        hidden_channels: int | None = None,
+        keep_padding: bool = False,
+        ridge: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        name = type(self).__name__
         if self.needs_odd_kernel and kernel_size % 2 == 0:
-            name = type(self).__name__
             raise BronetError(f"kernel_size of {name} must be odd (its kernel needs a middle tap), got {kernel_size}")
+        options = Options(rank, residual_depth, hidden_channels, keep_padding, ridge)
+        for option, value in asdict(options).items():
+            if option not in self.options and value is not None and value is not False:
+                raise BronetError(f"{option} must be left out for a {name}, which has none, got {value!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride = kernel_size, stride
-        self.padding_mode = self._checked_mode(padding_mode)
+        self.padding_mode = self._checked_mode(self.padding_modes[0] if padding_mode is None else padding_mode)
         self.padding = self._checked_padding(padding)
         self.input_size = None if input_size is None else self._checked_size(input_size)
+        self.make_parameters(partial(torch.empty, device=device, dtype=dtype), options)
+        self.reset_parameters()
+
+    @abstractmethod
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        """Make the parameters, each from `empty(*shape)`; called once, when all else is known and checked."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Start anew."""
 
     @property
     def factor(self) -> int:

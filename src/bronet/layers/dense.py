@@ -100,7 +100,7 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         m, n = max(in_features, out_features), reflected_rank(rank, in_features, out_features)
         self.rank, self.ridge = n, ridge
         self.weight = nn.Parameter(torch.empty(m, n, device=device, dtype=dtype))
-        self.residual = residual_of(m, residual_depth, device=device, dtype=dtype)
+        self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
     def derive(self, key: object) -> DenseFactors:
@@ -161,7 +161,7 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         require_ridge(ridge)
         self.ridge = ridge
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.residual = residual_of(out_features, residual_depth, device=device, dtype=dtype)
+        self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
     def source(self, key: object) -> Tensor:

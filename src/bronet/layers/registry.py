@@ -1,7 +1,5 @@
 """From one word to a convolution: every layer of the comparison, and layers of one's own, behind the same call."""
 
-from typing import Any
-
 import torch
 
 from bronet.errors import BronetError
@@ -43,8 +41,8 @@ CONVOLUTIONS: dict[str, type[AnyConvolution]] = {
 def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
     """Make a convolution of one's own known by one word: to `create_convolution`, and to recipes (`model.backbone`).
 
-    Its constructor takes the arguments of `Convolution`, `device` and `dtype`, and whatever its `options` name. A
-    certificate asks the layer for its proof, and is as good as that. A name that is taken is refused.
+    It keeps the constructor of `Convolution`, and makes its parameters in `make_parameters`. A certificate asks the
+    layer for its proof, and is as good as that. A name that is taken is refused.
     """
     if not isinstance(name, str) or not is_short_word(name):
         raise BronetError(f"name of a convolution must be a short word such as my-layer, in lower case, got {name!r}")
@@ -79,40 +77,27 @@ def create_convolution(
     residual_depth: int | None = None,
     hidden_channels: int | None = None,
     keep_padding: bool = False,
+    ridge: float | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> AnyConvolution:
     """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
 
-    The arguments are those of `Convolution`; without a `padding_mode` the kind's own default holds, which is zeros
-    wherever it has them. Options that the kind does not have are refused.
-
-    Args:
-        rank: n of a BRO convolution.
-        residual_depth: L of the parameter I + alpha / sqrt(L) V, for kinds with a residual.
-        hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
-        keep_padding: return the padded grid of a BRO convolution instead of cropping it.
+    The arguments are those of `Convolution`; what the kind does not have is refused.
     """
-    kind = convolution_named(name)
-    wanted = {
-        "rank": rank,
-        "residual_depth": residual_depth,
-        "hidden_channels": hidden_channels,
-        "keep_padding": keep_padding or None,
-    }
-    given = {option: value for option, value in wanted.items() if value is not None}
-    for option, value in given.items():
-        if option not in kind.options:
-            raise BronetError(f"{option} must be left out for a {name} convolution, which has none, got {value}")
-    arguments: dict[str, Any] = {**given, "device": device, "dtype": dtype}
-    if padding_mode is not None:
-        arguments["padding_mode"] = padding_mode
-    return kind(
+    return convolution_named(name)(
         in_channels,
         out_channels,
         kernel_size,
         stride=stride,
         padding=padding,
+        padding_mode=padding_mode,
         input_size=input_size,
-        **arguments,
+        rank=rank,
+        residual_depth=residual_depth,
+        hidden_channels=hidden_channels,
+        keep_padding=keep_padding,
+        ridge=ridge,
+        device=device,
+        dtype=dtype,
     )

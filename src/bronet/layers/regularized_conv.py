@@ -4,6 +4,7 @@ Training sees a differentiable power-iteration estimate of its norm, which is a 
 certificate uses a proved upper bound of the kernel as stored.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
@@ -44,7 +45,6 @@ class LipschitzRegularizedConv2d(Convolution[Tensor]):
     Args: as in `Convolution`. The stride is that of an ordinary convolution, without a pixel unshuffle.
         padding: any number of zeros on each side; it must be given for an even kernel_size, which has no middle tap.
         input_size: must be given, as training estimates the norm at it; the layer still takes images of any size.
-        residual_depth: L of the kernel I + alpha / sqrt(L) K; none by default (for equal channels).
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
@@ -55,42 +55,16 @@ class LipschitzRegularizedConv2d(Convolution[Tensor]):
     parameter_methods: ClassVar[tuple[str, ...]] = ("lipschitz_estimate", "update_estimate")
     power_vector: Tensor
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        residual_depth: int | None = None,
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        if padding is None and kernel_size % 2 == 0:
-            raise BronetError(f"padding must be given for an even kernel_size, here {kernel_size}, got None")
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        k = self.kernel_size
         if self.input_size is None:
             raise BronetError("input_size must be given for a norm that training estimates at it, got None")
-        if min(self.input_size) + 2 * self.padding < kernel_size:
-            least = kernel_size - 2 * self.padding
-            raise BronetError(f"input_size must be at least kernel_size - 2 padding = {least}, got {input_size}")
-        shape = (out_channels, in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.residual = residual_of(out_channels, residual_depth, device=device, dtype=dtype)
-        vector = torch.empty(1, in_channels, *self.input_size, device=device, dtype=dtype)
-        self.register_buffer("power_vector", vector)
-        self.reset_parameters()
+        if min(self.input_size) + 2 * self.padding < k:
+            least = k - 2 * self.padding
+            raise BronetError(f"input_size must be at least kernel_size - 2 padding = {least}, got {self.input_size}")
+        self.weight = nn.Parameter(empty(self.out_channels, self.in_channels, k, k))
+        self.residual = residual_of(self.weight, options.residual_depth)
+        self.register_buffer("power_vector", empty(1, self.in_channels, *self.input_size))
 
     def reset_parameters(self) -> None:
         """Orthogonal kernel, or near the identity with the residual re-parameterisation."""
@@ -112,6 +86,11 @@ class LipschitzRegularizedConv2d(Convolution[Tensor]):
         if x.is_cuda and kernel[0].numel() <= _FEW_TAPS:
             return convolve_patches(x, kernel, stride=self.stride, padding=self.padding)
         return F.conv2d(x, kernel, stride=self.stride, padding=self.padding)
+
+    def _checked_padding(self, padding: int | None) -> int:
+        if padding is None and self.kernel_size % 2 == 0:
+            raise BronetError(f"padding must be given for an even kernel_size, here {self.kernel_size}, got None")
+        return super()._checked_padding(padding)
 
     @torch.no_grad()
     def update_estimate(self, steps: int) -> None:

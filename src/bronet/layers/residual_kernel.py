@@ -16,18 +16,11 @@ from bronet.ortho.numerics import memoized
 class IdentityResidual(nn.Module):
     """Owns alpha and adds the identity to a kernel (m, n, k, k) or a matrix (m, n)."""
 
-    def __init__(
-        self,
-        channels: int,
-        depth: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, weight: Tensor, depth: int) -> None:
         super().__init__()
         require_counts(residual_depth=depth)
         self.depth = depth
-        self.alpha = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.alpha = nn.Parameter(weight.new_ones(weight.shape[0]))
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.alpha)
@@ -37,11 +30,9 @@ class IdentityResidual(nn.Module):
         return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
 
 
-def residual_of(
-    channels: int, depth: int | None, *, device: torch.device | str | None, dtype: torch.dtype | None
-) -> IdentityResidual | None:
-    """Return the residual of a layer with this `residual_depth`; None where it has none."""
-    return None if depth is None else IdentityResidual(channels, depth, device=device, dtype=dtype)
+def residual_of(weight: Tensor, depth: int | None) -> IdentityResidual | None:
+    """Return the residual of a layer with this parameter and `residual_depth`; None where it has none."""
+    return None if depth is None else IdentityResidual(weight, depth)
 
 
 def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:

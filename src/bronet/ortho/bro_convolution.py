@@ -38,7 +38,7 @@ class Windows:
     target: Window
 
     @classmethod
-    def of(cls, size: tuple[int, int], padding: int, *, keep_padding: bool) -> "Windows":
+    def of(cls, size: tuple[int, int], padding: int, *, keep_padding: bool = False) -> "Windows":
         """Return the windows of an image padded by `padding` zeros on each side, cropped afterwards or not."""
         grid = (size[0] + 2 * padding, size[1] + 2 * padding)
         source = Window(grid, size, (padding, padding))

@@ -7,6 +7,7 @@ again, which makes the layer a contraction there.
 """
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.layers.base import like_input
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import DenseDFT, Window, real_dft
 from bronet.ortho.spectrum import centred_spectrum, real_blocks, rows_of_channels
@@ -39,31 +40,9 @@ class ECOConv2d(Convolution[Tensor]):
     padding_modes: ClassVar[tuple[PaddingMode, ...]] = ("circular",)
     recordable: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "circular",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        c = max(self.inner_channels, out_channels)
-        self.weight = nn.Parameter(torch.empty(c, c, kernel_size, kernel_size, device=device, dtype=dtype))
-        self.reset_parameters()
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        c = max(self.inner_channels, self.out_channels)
+        self.weight = nn.Parameter(empty(c, c, self.kernel_size, self.kernel_size))
 
     def reset_parameters(self) -> None:
         """Start from normals of variance 1 / (c k^2): angles of order one at every frequency."""
@@ -89,7 +68,7 @@ class ECOConv2d(Convolution[Tensor]):
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         k = self.kernel_size
-        frame = FourierFrame.of(Windows.of((k, k), 0, keep_padding=False), self.weight.device, dense=True)
+        frame = FourierFrame.of(Windows.of((k, k), 0), self.weight.device, dense=True)
         W, basis = self._shrunk(self.derive(torch.float64)), frame.source
         assert isinstance(basis, DenseDFT)
         norm = largest_singular_value(W)

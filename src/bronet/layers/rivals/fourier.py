@@ -1,4 +1,4 @@
-"""Convolutions given by one matrix W_f per frequency: Cayley and Cholesky here, LOT in its own file.
+"""Convolutions given by one matrix W_f per frequency: Cayley, Cholesky and LOT; Sandwich, given by two.
 
     y = D' W_f D x
 
@@ -8,26 +8,32 @@ that of the W_f as stored, times the stored basis' own defect; how W_f was made 
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import like_input
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.convolution import Convolution, Options
 from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.cayley import cayley
 from bronet.ortho.cholesky import cholesky_orthogonal
+from bronet.ortho.lot import LOT_STEPS, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.spd import CHOLESKY_RIDGE
 from bronet.ortho.spectrum import centred_spectrum, real_blocks
-from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear, norm_of_products
 from bronet.proof.reflector import FourierFrame
-from bronet.proof.rounding import up
+from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+# A LOT layer whose worst singular value is further from one than this is called not converged.
+_CONVERGED = 1e-3
 
 
 class GridKey(NamedTuple):
@@ -39,48 +45,19 @@ class GridKey(NamedTuple):
 
 
 class FourierConv2d(Convolution[Tensor]):
-    """A convolution given by a matrix for each frequency; arguments as in `Convolution`, and `residual_depth`.
+    """A convolution given by a matrix for each frequency; arguments as in `Convolution`.
 
     Where the channels differ (after the stride), the layer is semi-orthogonal. The parameter has `kernel_size` taps per
-    axis; the convolution itself reaches over the whole padded grid.
-
-    Args:
-        padding: zeros on each side, any number of at least one, which are cropped again afterwards.
-        residual_depth: L of the parameter I + alpha / sqrt(L) V; none by default.
+    axis; the convolution itself reaches over the whole padded grid. `padding` may be any number of at least one.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
     least_padding: ClassVar[int | None] = 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        residual_depth: int | None = None,
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        if residual_depth is not None and "residual_depth" not in self.options:
-            raise BronetError(f"residual_depth must be left out for a {type(self).__name__}, got {residual_depth!r}")
-        shape = (out_channels, self.inner_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.residual = residual_of(out_channels, residual_depth, device=device, dtype=dtype)
-        self.reset_parameters()
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        k = self.kernel_size
+        self.weight = nn.Parameter(empty(self.out_channels, self.inner_channels, k, k))
+        self.residual = residual_of(self.weight, options.residual_depth)
 
     def reset_parameters(self) -> None:
         """Start at the identity kernel, or near it with the residual re-parameterisation."""
@@ -107,7 +84,7 @@ class FourierConv2d(Convolution[Tensor]):
 
     def windows(self, size: tuple[int, int]) -> Windows:
         """Return where an image of this size lies on the padded grid."""
-        return Windows.of(size, self.padding, keep_padding=False)
+        return Windows.of(size, self.padding)
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = self.windows(size)
@@ -154,6 +131,116 @@ class CholeskyConv2d(FourierConv2d):
 
     def orthogonalize(self, V: Tensor) -> Tensor:
         return cholesky_orthogonal(V, ridge=CHOLESKY_RIDGE)
+
+
+class LOTConv2d(FourierConv2d):
+    """x -> (V V*)^-1/2 V x (Xu et al. 2022) by Newton's iteration; arguments as in `FourierConv2d`.
+
+    A contraction after any few steps, those of the published layer here; an orthogonal map in the limit, which is not
+    reached for ill-conditioned parameters (Figure 13). The bound is proved for the matrices that came out, and a
+    certificate carries a remark where they are not orthogonal. On a nearly singular V more than about 50 steps diverge,
+    which a proof refuses.
+    """
+
+    steps: int = LOT_STEPS
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        return lot_orthogonal(V, steps=self.steps)
+
+    def remark(self, W: Tensor) -> str:
+        if not bool(torch.isfinite(W).all()):
+            # Rounding makes a vanishing eigenvalue of V V* negative, and steps beyond about 50 blow it up.
+            raise BronetError(
+                f"LOT's Newton iteration must stay finite, but diverged within {self.steps} steps on a nearly singular "
+                "parameter; use fewer steps"
+            )
+        m, n = W.shape[-2] // 2, W.shape[-1] // 2
+        matrices = torch.complex(W[:, :m, :n], W[:, m:, :n])  # the first block column says it all, at half the size
+        squares = torch.linalg.eigvalsh(matrices @ matrices.mH if m <= n else matrices.mH @ matrices)
+        smallest, largest = float(squares.min().clamp_min(0).sqrt()), float(squares.max().sqrt())
+        if max(abs(smallest - 1), abs(largest - 1)) <= _CONVERGED:
+            return ""
+        return (
+            f"Newton's iteration has not converged after {self.steps} steps: "
+            f"singular values from {smallest:.3g} to {largest:.9g}"
+        )
+
+
+class Halves(NamedTuple):
+    """sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels, as real blocks."""
+
+    into: Tensor
+    out: Tensor
+
+
+class SandwichConv2d(Convolution[Halves]):
+    """sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I (Wang and Manchester 2023).
+
+    A nonlinear 1-Lipschitz convolution, its hidden layer of c_out channels; arguments as in `Convolution`, `padding` of
+    at least one. A and B come from one tall Cayley transform at every frequency. As relu is positively homogeneous, Psi
+    only scales the bias. Jacobian 2 A* D B with D diagonal in [0, 1]; with S = B* D B and A A* <= t I - B B* its square
+    is at most 4 (t S - S^2) <= t^2, so the norm is at most t, the squared norm of (A, B) as stored.
+    """
+
+    least_padding: ClassVar[int | None] = 1
+    recordable: ClassVar[bool] = False
+
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        c, k = self.out_channels, self.kernel_size
+        self.weight = nn.Parameter(empty(c + self.inner_channels, c, k, k))
+        self.bias, self.log_psi = nn.Parameter(empty(c)), nn.Parameter(empty(c))
+
+    def reset_parameters(self) -> None:
+        """Start from normals that keep the variance, as the published layer does."""
+        nn.init.xavier_normal_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.log_psi)
+
+    def derive(self, key: object) -> Halves:
+        assert isinstance(key, GridKey)
+        W = math.sqrt(2) * cayley(centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense))
+        return Halves(real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels]))
+
+    def _shift(self, dtype: torch.dtype) -> Tensor:
+        return (self.log_psi.to(dtype).exp() * self.bias.to(dtype))[:, None, None]
+
+    def convolve(self, x: Tensor) -> Tensor:
+        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding).source
+        dense = is_dense(window.grid, x.device)
+        derived = self.derived(GridKey(window.grid, dense, self.precision_for(x)))
+        into, out = (like_input(half, x) for half in derived)
+        basis = real_dft(window, dense=dense, dtype=into.dtype, device=x.device)
+        hidden = F.relu(apply_spectrum(x, into, basis) + self._shift(x.dtype))
+        return apply_spectrum(hidden, out, basis)
+
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        windows = Windows.of(size, self.padding)
+        frame = FourierFrame.of(windows, self.weight.device)
+        into, out = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+        shift = self._shift(torch.float64)
+        both = largest_singular_value(torch.cat((into.mT, out), dim=-2))
+        lipschitz = up(both**2 / 2 * frame.norm**4)
+
+        def apply(x: Tensor) -> Tensor:
+            hidden = F.relu(apply_spectrum(x, into, frame.source) + shift)
+            return apply_spectrum(hidden, out, frame.source)
+
+        first = [*frame.analysis(), Product(both, absolute_norm(into), into.shape[-1]), *frame.synthesis()]
+        second = [*frame.analysis(), Product(both, absolute_norm(out), out.shape[-1]), *frame.synthesis()]
+        size_of_shift = up(float(shift.norm()) * (size[0] * size[1]) ** 0.5)
+        gain, offset = _rounding_around_relu(first, second, size_of_shift)
+        return ProvedMap(apply, (self.out_channels, *size), lipschitz, gain, offset)
+
+
+def _rounding_around_relu(first: list[Product], second: list[Product], shift: float) -> tuple[float, float]:
+    """Return gain and offset of the two chains of products with a shift of this norm and a relu between them."""
+    size, error = norm_of_products(first), gain_of_products(first)
+    hidden = error + gamma(1) * (size + error)
+    hidden_offset = gamma(1) * shift
+    back_size, back = norm_of_products(second), gain_of_products(second)
+    gain = back_size * hidden + back * (size + hidden)
+    offset = back_size * hidden_offset + back * (shift + hidden_offset)
+    return up(gain), up(offset + UNDERFLOW)
 
 
 def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:

@@ -6,7 +6,7 @@ normalised U x; it stands for the published bias times the normalisation.
 """
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.layers.base import like_input, require_counts
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.convolution import Convolution, Options
 from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled
@@ -42,53 +42,24 @@ class BoundedKernel(NamedTuple):
 class PotentialConv2d(Convolution[Tensor]):
     """A nonlinear 1-Lipschitz layer that is square: it runs at max(c_in, c_out) channels, c_in after the stride.
 
-    Args: as in `Convolution`; missing channels are zeros, superfluous ones are dropped.
-        kernel_size: odd.
-        hidden_channels: rows of U; as many as channels by default.
+    Arguments as in `Convolution`, kernel_size odd; missing channels are zeros, superfluous ones are dropped. U has
+    `hidden_channels` rows.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"hidden_channels"})
     needs_odd_kernel: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        hidden_channels: int | None = None,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        self.channels = max(self.inner_channels, out_channels)
-        hidden = self.channels if hidden_channels is None else hidden_channels
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        self.channels = max(self.inner_channels, self.out_channels)
+        hidden = self.channels if options.hidden_channels is None else options.hidden_channels
         require_counts(hidden_channels=hidden)
-        shape = (hidden, self.channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(hidden, device=device, dtype=dtype))
+        self.weight = nn.Parameter(empty(hidden, self.channels, self.kernel_size, self.kernel_size))
+        self.bias = nn.Parameter(empty(hidden))
         self.make_normalization()
-        self.reset_parameters()
 
     @abstractmethod
     def make_normalization(self) -> None:
         """Make what brings |U| to one, like `weight` in device and dtype."""
-
-    @abstractmethod
-    def reset_parameters(self) -> None:
-        """Start anew."""
 
     @abstractmethod
     def derive(self, key: object) -> Tensor:

@@ -6,14 +6,15 @@ carries.
 """
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import like_input, require_counts
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.base import like_input
+from bronet.layers.convolution import Convolution, Options
 from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.skew import largest_skew_norm, reshapings, skew_kernel
@@ -37,50 +38,19 @@ class SOCConv2d(Convolution[Tensor]):
     proved map are those of evaluation, where the rest is below 1e-8; in training, with three by three taps and 6 terms,
     it is below 18 % of the input, and far below where A does not reach its bound.
 
-    Args: as in `Convolution`; missing channels are zeros, superfluous ones are dropped.
-        kernel_size: odd.
-        training_terms, evaluation_terms: terms of the series, the identity included. Evaluation takes as many as leave
-            out less than 1e-8 if it is not told: 16 for three by three taps.
-        padding_mode: the layer is orthogonal (up to truncation) both ways.
+    Arguments as in `Convolution`, kernel_size odd; missing channels are zeros, superfluous ones are dropped. Orthogonal
+    (up to truncation) in both padding modes. `training_terms` and `evaluation_terms` count the identity: 6, and as many
+    as leave out less than 1e-8, which are 16 for three by three taps.
     """
 
     needs_odd_kernel: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        training_terms: int = TRAINING_TERMS,
-        evaluation_terms: int | None = None,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        if kernel_size > LARGEST_KERNEL:
-            raise BronetError(f"kernel_size of SOCConv2d must be at most {LARGEST_KERNEL}, got {kernel_size}")
-        if evaluation_terms is None:
-            evaluation_terms = negligible_from(largest_skew_norm(kernel_size))
-        require_counts(training_terms=training_terms, evaluation_terms=evaluation_terms)
-        if min(training_terms, evaluation_terms) < 2:
-            raise BronetError(f"SOC needs at least 2 terms, got {training_terms} in training, {evaluation_terms} after")
-        self.training_terms, self.evaluation_terms = training_terms, evaluation_terms
-        c = max(self.inner_channels, out_channels)
-        self.weight = nn.Parameter(torch.empty(c, c, kernel_size, kernel_size, device=device, dtype=dtype))
-        self.reset_parameters()
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        c, k = max(self.inner_channels, self.out_channels), self.kernel_size
+        if k > LARGEST_KERNEL:
+            raise BronetError(f"kernel_size of SOCConv2d must be at most {LARGEST_KERNEL}, got {k}")
+        self.training_terms, self.evaluation_terms = TRAINING_TERMS, negligible_from(largest_skew_norm(k))
+        self.weight = nn.Parameter(empty(c, c, k, k))
 
     def reset_parameters(self) -> None:
         """Start from normals of variance 1 / c, as the published layer does.

@@ -11,14 +11,15 @@ Proofs are of the kernel that came out, and go through patches and matrix produc
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.layers.base import like_input, require_counts
-from bronet.layers.convolution import Convolution, PaddingMode
+from bronet.layers.base import like_input
+from bronet.layers.convolution import Convolution, Options
 from bronet.ortho.bcop import BJORCK_STEPS, bcop_kernel
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.proof.convolution import (
@@ -32,9 +33,16 @@ from bronet.proof.proved_map import Product, ProvedMap, linear
 
 
 class SpatialConv2d(Convolution[Tensor]):
-    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, k odd; arguments as in `Convolution`."""
+    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, k odd; arguments as in `Convolution`.
+
+    Its parameter has the shape of the kernel, unless `make_parameters` says otherwise.
+    """
 
     needs_odd_kernel: ClassVar[bool] = True
+
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        k = self.kernel_size
+        self.weight = nn.Parameter(empty(self.out_channels, self.inner_channels, k, k))
 
     @abstractmethod
     def derive(self, key: object) -> Tensor:
@@ -56,41 +64,7 @@ class SpatialConv2d(Convolution[Tensor]):
         return linear(apply, (self.out_channels, *size), products, norm)
 
 
-class KernelConv2d(SpatialConv2d):
-    """One whose parameter has the shape of its kernel; arguments as in `Convolution`."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        shape = (out_channels, self.inner_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    @abstractmethod
-    def reset_parameters(self) -> None:
-        """Start anew."""
-
-
-class AOLConv2d(KernelConv2d):
+class AOLConv2d(SpatialConv2d):
     """x -> K T^-1/2 x, T_i the absolute sum of row i of the kernel's autocorrelation; arguments as in `Convolution`."""
 
     def reset_parameters(self) -> None:
@@ -113,7 +87,7 @@ class AOLConv2d(KernelConv2d):
         return weighted_sum_norm(*self._rescaled(torch.float64))
 
 
-class StandardConv2d(KernelConv2d):
+class StandardConv2d(SpatialConv2d):
     """x -> K x; arguments as in `Convolution`. Nothing constrains its norm, which is bounded as stored.
 
     Training may let that bound grow without limit: the layer is there for comparing cost.
@@ -129,42 +103,18 @@ class StandardConv2d(KernelConv2d):
 
 
 class BCOPConv2d(SpatialConv2d):
-    """A (semi-)orthogonal core matrix and 2 (k - 1) projections of half rank on the smaller side.
+    """A (semi-)orthogonal core matrix and 2 (k - 1) projections of half rank; arguments as in `Convolution`.
 
-    Args: as in `Convolution`; `steps` of Bjorck's iteration, 20 in the published layer.
+    The projections act on the smaller side. Bjorck's iteration takes `steps`, those of the published layer.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        steps: int = BJORCK_STEPS,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode = "zeros",
-        input_size: tuple[int, int] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-        )
-        require_counts(steps=steps)
-        self.steps = steps
-        c = min(self.inner_channels, out_channels)
-        self.core = nn.Parameter(torch.empty(out_channels, self.inner_channels, device=device, dtype=dtype))
-        halves = torch.empty(2 * (kernel_size - 1), c, max(1, c // 2), device=device, dtype=dtype)
+    steps: int = BJORCK_STEPS
+
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        c, k = min(self.inner_channels, self.out_channels), self.kernel_size
+        self.core = nn.Parameter(empty(self.out_channels, self.inner_channels))
         # A 1 x 1 kernel is the core alone. An empty parameter would never get a gradient.
-        self.halves = nn.Parameter(halves) if kernel_size > 1 else None
-        self.reset_parameters()
+        self.halves = nn.Parameter(empty(2 * (k - 1), c, max(1, c // 2))) if k > 1 else None
 
     def reset_parameters(self) -> None:
         """Start from random orthogonal matrices, where Bjorck's iteration has nothing to do."""
