@@ -15,8 +15,7 @@ from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.train.diagnosis import find_bad_layer
-from bronet.train.distributed import Processes, joined_processes
-from bronet.train.sharding import gathered, is_sharded, part_of, shard
+from bronet.train.distributed import Processes, gathered, is_sharded, joined_processes, part_of, shard
 from bronet.train.statistics import Tally
 from bronet.train.step import TrainingForward, TrainStep
 
@@ -45,7 +44,7 @@ def trained(
         if isinstance(layer, PreparedLayer):
             layer.sees_all_parameters = False  # as if sharded: every layer inverts for itself
     if sharded:
-        processes.centre_over_all(model)
+        processes.centre(model, over_all=True)
         shard(model, forward, device)
     over = processes if sharded else None
     tally = Tally(eps=0.1, device=device, processes=over)
@@ -85,7 +84,7 @@ def where_it_breaks(model: CertifiableModel, processes: Processes, recipe: Recip
     images, _ = images_and_labels(recipe, torch.device("cpu"))
     if processes.rank == 1:
         images = images * torch.nan
-    processes.centre_locally(model)
+    processes.centre(model, over_all=False)
     return find_bad_layer(model, lambda: model(images).square().mean(), processes)
 
 

@@ -18,8 +18,8 @@ from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override, to_text
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
 from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from bronet.train.distributed import Parameters
 from bronet.train.optimizers import Optimizer, build_optimizer
-from bronet.train.sharding import Parameters
 from bronet.train.statistics import Tally
 
 RECIPE = named_recipe("digits/quickstart")

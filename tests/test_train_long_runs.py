@@ -13,11 +13,11 @@ from bronet.models import CertifiableModel, build_model
 from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_budget
 from bronet.run.folder import create_run
 from bronet.run.weights import FORMAT_KEY
-from bronet.train.average import POWER_STEPS, WeightAverage
-from bronet.train.diagnosis import Snapshot, find_bad_layer
+from bronet.train.average import POWER_STEPS, Snapshot, WeightAverage
+from bronet.train.diagnosis import find_bad_layer
 from bronet.train.distributed import Processes
-from bronet.train.loop import fit
 from bronet.train.statistics import validate
+from bronet.train.training import Training
 from bronet.train.training_run import RunOptions, open_training, train
 from tiny_run import build, digits, tiny_recipe
 
@@ -152,7 +152,7 @@ def test_a_broken_layer_is_named() -> None:
     model = build(recipe).train()
     pixels = next(digits(recipe).between(0, 1)).pixels
     snapshot = Snapshot(model)
-    snapshot.take(0)
+    snapshot.take()
 
     def loss() -> torch.Tensor:
         return model(pixels).square().mean()
@@ -177,7 +177,7 @@ def test_a_run_that_breaks_names_the_layer_and_what_to_try(tmp_path: Path) -> No
     with pytest.raises(
         BronetError, match=r"at step 7; it came first in the output of layer backbone\.0\.linear; .*: lower"
     ):
-        fit(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe), progress=False)
+        Training(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe)).fit(progress=False)
 
 
 def test_a_diverging_loss_stops(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_diverging_loss_stops(tmp_path: Path) -> None:
     with pytest.raises(
         BronetError, match=r"loss must not diverge, got .* in epoch 2 after .* holds the last good state"
     ):
-        fit(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe), progress=False)
+        Training(recipe, model, digits(recipe), create_run(tmp_path / "run", recipe)).fit(progress=False)
 
 
 @pytest.mark.parametrize("lost", ["optimizer.3.exp_avg", "optimizer.step", "lookahead.0.slow"])

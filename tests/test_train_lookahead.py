@@ -8,8 +8,8 @@ from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe import OptimRecipe, named_recipe, override
 from bronet.train.average import Lookahead
+from bronet.train.distributed import Parameters
 from bronet.train.optimizers import build_optimizer
-from bronet.train.sharding import Parameters
 from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
 

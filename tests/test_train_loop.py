@@ -15,8 +15,8 @@ from bronet.models import CertifiableModel
 from bronet.recipe import BRONetArchitecture, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_weights, stored_recipe
-from bronet.train.loop import fit
-from bronet.train.session import Interrupted, stop_requests
+from bronet.train.loop import Interrupted, stop_requests
+from bronet.train.training import Training
 from bronet.train.training_run import held_out_set, train, training_set
 from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, tiny_recipe
 
@@ -54,7 +54,7 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
         model = build(recipe)
         at_forward(model, step - done, interrupt)
         with pytest.raises(Interrupted, match=f"after step {step} of .* bronet train --resume") as stopped:
-            fit(recipe, model, digits(recipe), run, held_out=held_out, resume=done > 0, progress=False)
+            Training(recipe, model, digits(recipe), run, held_out=held_out).fit(resume=done > 0, progress=False)
         assert stopped.value.exit_code == 130
         done = step
     train(recipe, path, resume=True, progress=False)
@@ -140,9 +140,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path:
     model = build(recipe)
     at_forward(model, 7, lambda logits: logits * bad)
     with pytest.raises(BronetError, match=r"at step 7; .* holds the last good state: lower optim\.lr") as error:
-        fit(recipe, model, digits(recipe), run, progress=False)
+        Training(recipe, model, digits(recipe), run).fit(progress=False)
     assert "\n" not in str(error.value)
-    fit(recipe, build(recipe), digits(recipe), run, resume=True, progress=False)
+    Training(recipe, build(recipe), digits(recipe), run).fit(resume=True, progress=False)
     assert len(log_without_times(run)) == EPOCHS
 
 

@@ -14,9 +14,11 @@ from bronet.layers import LastLayerNormalized, Normalization
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train.muon import Muon, newton_schulz, split_parameters
-from bronet.train.optimizers import Optimizer, build_optimizer, optimizer_for
-from bronet.train.sharding import Parameters
+from bronet.train.distributed import Parameters
+from bronet.train.muon import Muon, muon_matrices, newton_schulz
+from bronet.train.optimizers import Optimizer, build_optimizer
+from bronet.train.statistics import Tally
+from bronet.train.step import TrainStep
 from bronet.train.training_run import train
 
 SMALLEST, LARGEST = 0.68, 1.14
@@ -142,12 +144,11 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert changed == [True, False, False, False]
 
 
-def test_split_of_bronet_leaves_stem_head_and_vectors_to_nadam() -> None:
+def test_muon_leaves_bronets_stem_head_and_vectors_to_nadam() -> None:
     model = build_model(BRONET, dataset_spec("digits"))
-    split = split_parameters(model)
+    matrices = muon_matrices(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    assert sorted(map(names.__getitem__, (*split.matrices, *split.others))) == sorted(names.values())
-    assert {names[parameter] for parameter in split.matrices} == {
+    assert {names[parameter] for parameter in matrices} == {
         "backbone.0.linear.weight",
         "backbone.1.linear.weight",
         "neck.conv.weight",
@@ -157,24 +158,22 @@ def test_split_of_bronet_leaves_stem_head_and_vectors_to_nadam() -> None:
 
 
 @pytest.mark.parametrize("head", ["bro", "lln"])
-def test_split_of_lipconvnet_leaves_head_and_angles_to_nadam(head: str) -> None:
+def test_muon_leaves_lipconvnets_head_and_angles_to_nadam(head: str) -> None:
     model = build_model(LipConvNetArchitecture(**(vars(LIPCONVNET) | {"head": head})), IMAGES)
-    split = split_parameters(model)
+    matrices = muon_matrices(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    assert sorted(map(names.__getitem__, (*split.matrices, *split.others))) == sorted(names.values())
-    assert len(split.matrices) == LIPCONVNET.depth
-    for parameter in split.matrices:
+    assert len(matrices) == LIPCONVNET.depth
+    for parameter in matrices:
         assert names[parameter].startswith("stages.")
         assert names[parameter].endswith("linear.weight")
-    assert any("angles" in names[parameter] for parameter in split.others)
-    assert set(model.head.parameters()) <= set(split.others)
+    assert any("angles" in name for name in names.values())
 
 
 def test_regularised_kernels_are_left_to_nadam() -> None:
     model = build_model(BRONetArchitecture(**(vars(BRONET) | {"backbone": "lipreg"})), dataset_spec("digits"))
-    split = split_parameters(model)
-    assert set(model.backbone.parameters()) | set(model.stem.parameters()) <= set(split.others)
-    assert len(split.matrices) == 3
+    matrices = muon_matrices(model)
+    assert not (set(model.backbone.parameters()) | set(model.stem.parameters())) & set(matrices)
+    assert len(matrices) == 3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
@@ -208,7 +207,7 @@ def test_a_network_without_orthogonal_layers_is_refused() -> None:
     model = Chain((3, 1, 1), {"normalization": Normalization((0.5,) * 3)}, head)
     parameters = Parameters(model.parameters())
     with pytest.raises(BronetError, match=r"muon needs matrices of .* got 0 of 2; use nadam") as error:
-        optimizer_for(OptimRecipe(name="muon", lr=0.1), model, parameters)
+        build_optimizer(OptimRecipe(name="muon", lr=0.1), parameters, matrices=muon_matrices(model))
     assert "\n" not in str(error.value)
     with pytest.raises(BronetError, match="and others beside them, got 2 of 2"):
         muon(list(head.parameters()), list(head.parameters()))
@@ -222,7 +221,7 @@ def test_training_with_muon_learns(tmp_path: Path) -> None:
     settings += ["optim.name=muon", "optim.momentum=0.95", "optim.schedule=linear"]
     recipe = override(named_recipe("digits/quickstart"), settings)
     model = build_model(recipe.model, recipe.data.spec())
-    assert isinstance(optimizer_for(recipe.optim, model, Parameters(model.parameters())), Muon)
+    assert isinstance(TrainStep(recipe, model, Tally(eps=0.1, device="cpu")).optimizer, Muon)
     run = train(recipe, tmp_path / "run", progress=False)
     log = [json.loads(line) for line in run.log.read_text().splitlines()]
     assert log[-1]["loss"] < 0.8 * log[0]["loss"]

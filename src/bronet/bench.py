@@ -171,7 +171,8 @@ def _inputs(recipe: Recipe, device: torch.device) -> tuple[torch.Tensor, torch.T
 def _training(recipe: Recipe, name: str, device: torch.device, repeats: int) -> TimingRow:
     forget_earlier_memory(device)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
-    step = TrainStep(recipe, model, Tally(eps=0.1, device=device), teacher=new_teacher(recipe, device))
+    teacher = new_teacher(recipe, device) if recipe.loss.teacher else None
+    step = TrainStep(recipe, model, Tally(eps=0.1, device=device), teacher=teacher)
     pixels, labels = _inputs(recipe, device)
 
     def once() -> None:

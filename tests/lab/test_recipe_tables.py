@@ -11,7 +11,7 @@ from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import LipConvNetArchitecture, Recipe, recipe_names
 from bronet.run.folder import create_run
-from bronet.train.loop import fit
+from bronet.train.training import Training
 from lab.recipes import ablations, sweeps, table_recipe
 from lab.tables.published import paper_rows, paper_tables
 from shrink import shrink
@@ -112,7 +112,7 @@ def stepped(recipe: Recipe, path: Path) -> tuple[CertifiableModel, list[torch.Te
     batches = MixedBatches(small, ResidentStream(noise(small, real)), extra, device=torch.device("cpu"))
     model = build_model(small.model, small.data.spec())
     before = weights(model)
-    fit(small, model, batches, create_run(path, small), progress=False)
+    Training(small, model, batches, create_run(path, small)).fit(progress=False)
     return model, before
 
 

@@ -1,23 +1,23 @@
-"""Weights that follow the trained ones: Lookahead's slow weights, and the running average that a run can end with.
+"""Copies of the weights that are trained: Lookahead's slow ones, a running average, and those of the last check.
 
 Any values give 1-Lipschitz layers, so an average of networks is certified like any other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
-from bronet.train.sharding import Parameters, copy_wholes, part_of, spread
+from bronet.train.distributed import Parameters, Stored, part_of, spread
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""
 
 
-class Lookahead:
+class Lookahead(Stored):
     """Lookahead (Zhang et al., 2019), as App. B.5 trains BRONet: slow weights beside those that an optimiser steps on.
 
     After every `steps` steps the slow weights move the share `alpha` towards the fast ones, and the fast weights
@@ -47,12 +47,8 @@ class Lookahead:
         """Return the slow weights, sharded where the parameters are, and the number of steps taken."""
         return self.parameters.like_wholes("slow", self.slow) | {"taken": self.taken}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes."""
-        copy_wholes(tensors, into=self.tensors())
 
-
-class WeightAverage:
+class WeightAverage(Stored):
     """An exponential average (EMA) of the parameters and buffers of a model: not in the paper, an option of the recipe.
 
     After every step the average moves the share 1 - decay towards the model's weights and running means. Vectors of
@@ -93,6 +89,20 @@ class WeightAverage:
             with torch.no_grad():
                 torch._foreach_copy_(self.current, trained)
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes."""
-        copy_wholes(tensors, into=self.tensors())
+
+class Snapshot:
+    """A copy of what this process holds of a model's weights and buffers, on its own device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current = [part_of(tensor) for tensor in model.state_dict().values()]
+        self.kept = [tensor.clone() for tensor in self.current]
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the weights as they are."""
+        torch._foreach_copy_(self.kept, self.current)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the kept weights back into the model."""
+        torch._foreach_copy_(self.current, self.kept)

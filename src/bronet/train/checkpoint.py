@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -22,8 +22,7 @@ from bronet.recipe.text import differing_keys, flatten, from_text, to_text
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder
 from bronet.run.weights import check_names, check_shape, fitting, read_tensors, save_weights, write_tensors
-from bronet.train.distributed import Processes
-from bronet.train.sharding import copy_wholes, gathered
+from bronet.train.distributed import Processes, Stored, copy_wholes, gathered
 from bronet.train.statistics import Tally
 
 KIND = "checkpoint"
@@ -31,17 +30,6 @@ METADATA_KEYS = ("recipe", "step", "seconds")
 MODEL, TALLY = "model", "tally"
 LONGEST_NUMBER = 24
 MOST_KEYS_SHOWN = 5
-
-
-@runtime_checkable
-class Stored(Protocol):
-    """A part of the training state besides the model, such as the optimiser."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state by name; the same names and shapes at every step."""
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes."""
 
 
 class Progress(NamedTuple):

@@ -3,13 +3,22 @@
 All ranks take the same steps with the same weights; what they see of a batch is added up, so that a run does not
 depend on the number of processes, up to rounding (App. B.1 trains on two and eight cards). Only the first rank
 writes. A collective waits for all ranks: every rank must come to each of them in the same order.
+
+Networks that with their optimiser exceed one GPU are sharded (FSDP2): every process holds its part of each parameter,
+split along the first dimension, of its gradient and of all that the optimiser keeps for it. Each block or layer is
+gathered for its forward and its backward pass, and for the methods besides the forward pass that read its parameters
+(`LipschitzLayer.parameter_methods`). A regularised layer whose estimate has a gradient (EMMA) stays gathered from the
+start of the backward pass to its own turn. Buffers are whole and equal in all processes. Optimiser, averages and copies
+work on the parts, plain tensors: they treat every number by itself. Files hold whole tensors, so they do not tell how a
+run was sharded. Torch's modules for sharding load slowly and are imported late.
 """
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -18,11 +27,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bronet.errors import BronetError
+from bronet.graph.estimate import units_of
+from bronet.layers.execution import PreparedLayer
 from bronet.layers.shift import Centring, local_mean
 from bronet.models import CertifiableModel
-from bronet.train.sharding import shard
 
-WORLD_VARIABLE = "WORLD_SIZE"
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from torch.distributed.tensor import DTensor
+
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 
 
@@ -62,22 +76,15 @@ class Processes:
         """Wait until all processes are here. Numbers on the CPU: a barrier of NCCL would have to guess its GPU."""
         self.sum(torch.zeros(()))
 
-    def centre_over_all(self, model: nn.Module) -> None:
-        """Let the model's centring subtract the mean over the whole batch, not over this process's share.
+    def centre(self, model: nn.Module, *, over_all: bool) -> None:
+        """Let the model's centring subtract the mean over the whole batch, or over this process's share alone.
 
-        The gradient flows through the mean of all processes: a share of the batch gets what the others' losses say.
+        Over all, the gradient flows through the mean of all processes: a share of the batch gets what the others'
+        losses say. Locally, no collective is left in the forward pass.
         """
-        if self.world == 1:
-            return
         for module in model.modules():
             if isinstance(module, Centring):
-                module.mean_over_all = self._mean
-
-    def centre_locally(self, model: nn.Module) -> None:
-        """Undo `centre_over_all`: no collective is left in the forward pass."""
-        for module in model.modules():
-            if isinstance(module, Centring):
-                module.mean_over_all = local_mean
+                module.mean_over_all = self._mean if over_all else local_mean
 
     def _mean(self, local: Tensor) -> Tensor:
         total: Tensor = _Sum.apply(local)
@@ -95,17 +102,14 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, local: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        return _summed(local)
+        total = local.contiguous().clone()
+        dist.all_reduce(total)
+        return total
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        return _summed(grads[0])
-
-
-def _summed(local: Tensor) -> Tensor:
-    total = local.contiguous().clone()
-    dist.all_reduce(total)
-    return total
+        total: Tensor = _Sum.apply(grads[0])
+        return total
 
 
 def _meeting_place(restarts: int) -> dist.Store:  # type: ignore[name-defined]
@@ -126,7 +130,7 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
 
     On a machine with several GPUs each process gets its own. Outside torchrun the run is one process.
     """
-    world = int(os.environ.get(WORLD_VARIABLE, "1"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where kernels are launched
             yield Processes(), device
@@ -159,10 +163,127 @@ def forward_over_all(
     """
     if processes.world == 1:
         return forward
-    processes.centre_over_all(model)
+    processes.centre(model, over_all=True)
     if fsdp:
         shard(model, forward, device)
         return forward
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions have two options in place of this one
         return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> None:
+    """Shard the parameters of the model over all processes, in place; each block or layer is moved to the device first.
+
+    `forward` is the module whose forward pass is a training step's: it must be called before any part of the model.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    # Layers return views, and none writes into what it is given.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for module in model.modules():
+        if isinstance(module, PreparedLayer):
+            module.sees_all_parameters = False
+    for unit in dict.fromkeys(units_of(model)):
+        if any(True for _ in unit.parameters()):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+            for method in unit.parameter_methods:
+                register_fsdp_forward_method(unit, method)
+    fully_shard(forward, mesh=mesh)  # has no parameters of its own left, but is where a step begins and ends
+
+
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether a tensor of a model is one of which each process holds a part."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor of a model, without gradient: its part, or all of it. No copy."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def spread(part: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor of which this is the part of this process, sharded as `like` is; nothing is sent."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+@torch.no_grad()
+def copy_wholes(wholes: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy whole tensors into those of the same names, of which this process may hold parts."""
+    for name, tensor in into.items():
+        whole = wholes[name]
+        if is_sharded(tensor):
+            parts, rank = whole.chunk(tensor.device_mesh.size()), tensor.device_mesh.get_local_rank()
+            whole = parts[rank] if rank < len(parts) else whole[:0]
+        part_of(tensor).copy_(whole)
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A part of the training state besides the model, such as the optimiser."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by name, sharded where the parameters are; names and shapes never change."""
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, given as wholes; names and shapes must fit."""
+        copy_wholes(tensors, into=self.tensors())
+
+
+def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
+    """Return the tensors, sharded ones as wholes on the CPU, where `kept`; nothing in the other processes.
+
+    Where tensors are sharded, every process must call this. One tensor is gathered at a time.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+        if kept:
+            found[name] = whole.cpu() if is_sharded(tensor) else whole
+    return found
+
+
+class Parameters:
+    """The parameters that are trained, and of each the part that an optimiser steps on: all of it, or this process's.
+
+    A part lies in the memory of its parameter, so a step changes the model.
+    """
+
+    def __init__(self, wholes: Iterable[nn.Parameter]) -> None:
+        self.wholes = list(wholes)
+        self.parts = [nn.Parameter(part_of(whole)) if is_sharded(whole) else whole for whole in self.wholes]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of some parameter."""
+        return any(is_sharded(whole) for whole in self.wholes)
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for part, whole in zip(self.parts, self.wholes, strict=True):
+            part.grad = whole.grad = None
+
+    def take_gradients(self) -> list[nn.Parameter]:
+        """Give each part its part of the gradient, and return the parts that have one."""
+        for part, whole in zip(self.parts, self.wholes, strict=True):
+            if part is not whole:
+                part.grad = None if whole.grad is None else part_of(whole.grad)
+        return [part for part in self.parts if part.grad is not None]
+
+    def like_wholes(self, name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return one tensor per parameter as "0.name", "1.name", ..., each sharded as its parameter is."""
+        pairs = enumerate(zip(tensors, self.wholes, strict=True))
+        return {f"{index}.{name}": spread(tensor, whole) for index, (tensor, whole) in pairs}

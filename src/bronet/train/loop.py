@@ -1,27 +1,63 @@
-"""The training loop, the only one: App. B.5 from the first step to the last, in one process or in many.
+"""The training loop, the only one: App. B.5 from the first step to the last, and the signals that ask it to stop.
 
-`training_loop` takes the steps of anything that learns: a recipe's network (`Training`), its teacher (`Lessons`), or a
-network of an experiment. All randomness follows from (seed, purpose, epoch, step), so a resumed run repeats the bits of
-an uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
+It takes the steps of anything that learns: a recipe's network (`Training`), its teacher (`Lessons`), or a network of an
+experiment. All randomness follows from (seed, purpose, epoch, step), so a resumed run repeats the bits of an
+uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
+
+Ctrl-C (SIGINT) and SIGTERM let the step finish and the state be saved. A second signal stops at once, without saving.
+Outside the main thread signals cannot be caught, and are not touched.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol, runtime_checkable
+import shlex
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, runtime_checkable
 
-from rich.console import Console
-
-from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
-from bronet.models import CertifiableModel
-from bronet.recipe.schema import Recipe
-from bronet.run.folder import RunFolder, remove_leftovers
-from bronet.train.display import Tracker, display_for
+from bronet.data import Batch
 from bronet.train.distributed import Processes
-from bronet.train.session import StopRequest, stop_requests
-from bronet.train.teacher import Lessons
-from bronet.train.training import Training
 
 CHECK_EVERY = 20
 """Steps between two checks of how training goes: each check waits for the device."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_CODE_OF_SIGNALS = 128  # the shell's convention: 128 + the number of the signal
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the run is safe
+    """Training was asked to stop and has saved its state; as text it says how to resume."""
+
+    def __init__(self, message: str, *, run: Path, signal_number: int) -> None:
+        super().__init__(f"{message}; resume with: bronet train --resume {shlex.quote(str(run))}")
+        self.message, self.run = message, run
+        self.exit_code = EXIT_CODE_OF_SIGNALS + signal_number
+
+
+class StopRequest:
+    """The signal that arrived, if any."""
+
+    signal_number: int | None = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Remember the first signal; the second one is a KeyboardInterrupt right away."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Catch SIGINT and SIGTERM inside the block, and restore the previous handlers after it."""
+    request = StopRequest()
+    caught = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    previous = {number: signal.signal(number, request.receive) for number in caught}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @runtime_checkable
@@ -67,60 +103,3 @@ def training_loop(
             learner.end_epoch(step // steps_per_epoch)
         if signal_number is not None:
             learner.stop(step, signal_number)
-
-
-class Fitted(NamedTuple):
-    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed.
-
-    `teacher_accuracy` is the teacher's on augmented training images in its last epoch, if it was trained now.
-    """
-
-    seconds: float
-    steps: int
-    teacher_accuracy: float | None = None
-
-
-def fit(
-    recipe: Recipe,
-    model: CertifiableModel,
-    batches: MixedBatches,
-    run: RunFolder,
-    *,
-    processes: Processes | None = None,
-    held_out: ImageSet | None = None,
-    tracker: Tracker | None = None,
-    fsdp: bool = False,
-    resume: bool = False,
-    progress: bool = True,
-) -> Fitted:
-    """Train the model in place to the last epoch of the recipe and return the seconds it took.
-
-    `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and
-    stays sharded over the processes. A teacher, if the recipe has one, learns first. With `resume` training goes on
-    from the run's checkpoint if there is one. With `train.ema_decay` the model ends with the averaged weights. Ends
-    with `Interrupted` after SIGINT or SIGTERM, with the state saved; a loss or gradient that is not finite is a
-    `BronetError`, and the last good checkpoint stays.
-    """
-    processes = processes or Processes()
-    training = Training(
-        recipe, model, batches, run, processes=processes, held_out=held_out, tracker=tracker or Tracker(), fsdp=fsdp
-    )
-    first_step = training.restore() if resume else 0
-    count, last_step, device = batches.steps_per_epoch, training.total_steps, batches.device
-    if processes.is_main:
-        remove_leftovers(run)
-        run.truncate_log(first_step // count)
-    shown = progress and processes.is_main
-    display = display_for(Console(), enabled=shown, total_steps=last_step, first_step=first_step)
-    accuracy = None
-    with stop_requests() as stop, display:
-        teacher = training.train_step.teacher
-        if teacher is not None and first_step < last_step:
-            lessons = Lessons(teacher, recipe, batches, processes, display=display, run=run.path)
-            first_batches = prepared_ahead(batches.between(0, lessons.total_steps), device)
-            training_loop(lessons, first_batches, steps_per_epoch=count, stop=stop, processes=processes)
-            accuracy = lessons.finish()
-        training.begin(first_step, display)
-        rest = prepared_ahead(batches.between(first_step, last_step), device)
-        training_loop(training, rest, steps_per_epoch=count, first_step=first_step, stop=stop, processes=processes)
-    return Fitted(training.finish(), last_step - first_step, accuracy)

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
 from bronet.models import CertifiableModel
+from bronet.train.distributed import Stored
 
 if TYPE_CHECKING:
     from bronet.train.optimizers import Optimizer
@@ -38,30 +39,22 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
-class Split(NamedTuple):
-    """The parameters of a model: those whose update Muon orthogonalises, and the others."""
+def muon_matrices(model: CertifiableModel) -> list[Parameter]:
+    """Return the parameters of the model that Muon orthogonalises, in its order.
 
-    matrices: list[Parameter]
-    others: list[Parameter]
-
-
-def split_parameters(model: CertifiableModel) -> Split:
-    """Return every parameter of the model once, in its order: a matrix for Muon, or another one for NAdam.
-
-    Muon gets the matrices (m, n) and kernels (m, n, k, k) that belong to a layer before the head which derives its map
-    from them (`DerivedLayer`): BRO and Cholesky layers, and their rivals. NAdam gets the rest: the head, layers whose
-    kernel is used as stored and only regularised (BRONet's stem, LiResNet's backbone), biases, alpha, angles of
-    activations, stacks of matrices.
+    They are the matrices (m, n) and kernels (m, n, k, k) that belong to a layer before the head which derives its map
+    from them (`DerivedLayer`): BRO and Cholesky layers, and their rivals. The head, layers whose kernel is used as
+    stored and only regularised (BRONet's stem, LiResNet's backbone), biases, alpha, angles of activations and stacks of
+    matrices are left to NAdam.
     """
     parts = (part for part in model.modules() if isinstance(part, DerivedLayer))
     layers = (layer for layer in parts if not layer.only_regularized)
     derived = {p for layer in layers for p in layer.parameters() if p.ndim in _MATRIX_DIMENSIONS}
     derived -= set(model.head.parameters())
-    parameters = list(model.parameters())
-    return Split([p for p in parameters if p in derived], [p for p in parameters if p not in derived])
+    return [p for p in model.parameters() if p in derived]
 
 
-class Muon:
+class Muon(Stored):
     """Muon on `matrices`, and another optimiser, NAdam, on the other parameters.
 
     M <- momentum M + G, where G is the gradient with coupled weight decay; then the matrix moves by the learning rate

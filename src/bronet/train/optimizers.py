@@ -1,8 +1,7 @@
 """The optimisers of the paper: NAdam for BRONet, SGD with momentum for LipConvNet (App. B.5); Muon has its own file.
 
-An optimiser has four methods. `prepare` is the host's part of a step: it puts the learning rate where the device reads
-it. `step` is the device's part, the same work every time, so that a CUDA graph can record it. `tensors` and
-`load_tensors` are for checkpoints. Weight decay is coupled (an L2 term in the gradient) in all of them.
+Of a step, `prepare` is the host's part: it puts the learning rate where the device reads it. `step` is the device's,
+the same work every time, so that a CUDA graph can record it. Weight decay is coupled (an L2 term in the gradient).
 """
 
 import math
@@ -14,10 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bronet.errors import BronetError
-from bronet.models import CertifiableModel
 from bronet.recipe.schema import OptimRecipe
-from bronet.train.muon import Muon, split_parameters
-from bronet.train.sharding import Parameters, copy_wholes
+from bronet.train.distributed import Parameters, Stored
+from bronet.train.muon import Muon
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -26,7 +24,7 @@ _DECAY_BASE = 0.96
 
 
 @runtime_checkable
-class Optimizer(Protocol):
+class Optimizer(Stored, Protocol):
     """What a training step needs of an optimiser."""
 
     def prepare(self, rate: float) -> None:
@@ -35,24 +33,9 @@ class Optimizer(Protocol):
     def step(self) -> None:
         """Update every parameter that has a gradient."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state by name, sharded where the parameters are; from the start, before any step."""
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes; names and shapes must fit."""
-
-
-def optimizer_for(recipe: OptimRecipe, model: CertifiableModel, parameters: Parameters) -> Optimizer:
-    """Return the recipe's optimiser of a model's parameters."""
-    matrices = split_parameters(model).matrices if recipe.name == "muon" else ()
-    return build_optimizer(recipe, parameters, matrices=matrices)
-
 
 def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
-    """Return the recipe's optimiser.
-
-    `matrices` are those of the parameters that Muon orthogonalises; other optimisers do not ask for them.
-    """
+    """Return the recipe's optimiser; `matrices` are those of the parameters that Muon orthogonalises."""
     require_wholes(recipe, sharded=parameters.sharded)
     match recipe.name:
         case "nadam":
@@ -60,7 +43,15 @@ def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Se
         case "sgd":
             return SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
         case "muon":
-            return _muon(recipe, parameters, matrices)
+            chosen = set(matrices)
+            others = [parameter for parameter in parameters.wholes if parameter not in chosen]
+            if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
+                raise BronetError(
+                    "optim.name muon needs matrices of orthogonal layers among the parameters, and others beside them, "
+                    f"got {len(chosen)} of {len(parameters.wholes)}; use nadam"
+                )
+            nadam = _nadam(recipe, Parameters(others))
+            return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
 
 def require_wholes(recipe: OptimRecipe, *, sharded: bool) -> None:
@@ -75,18 +66,6 @@ def require_wholes(recipe: OptimRecipe, *, sharded: bool) -> None:
 def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":
     kind = FusedNAdam if parameters.parts[0].is_cuda else NAdam
     return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-
-
-def _muon(recipe: OptimRecipe, parameters: Parameters, matrices: Sequence[Parameter]) -> Muon:
-    chosen = set(matrices)
-    others = [parameter for parameter in parameters.wholes if parameter not in chosen]
-    if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
-        raise BronetError(
-            "optim.name muon needs matrices of orthogonal layers among the parameters, and others beside them, "
-            f"got {len(chosen)} of {len(parameters.wholes)}; use nadam"
-        )
-    nadam = _nadam(recipe, Parameters(others))
-    return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
 
 def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total_steps: int) -> float:
@@ -108,7 +87,7 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
     return recipe.lr * (1 + math.cos(math.pi * done)) / 2
 
 
-class SGD:
+class SGD(Stored):
     """SGD with momentum: torch's. On a GPU the rate is a tensor, so that a recorded step follows its schedule."""
 
     def __init__(self, parameters: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
@@ -140,11 +119,8 @@ class SGD:
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters.like_wholes("momentum", self.momenta)
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        copy_wholes(tensors, into=self.tensors())
 
-
-class NAdam:
+class NAdam(Stored):
     """NAdam (Dozat, 2016): torch's, on a CPU."""
 
     def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
@@ -186,7 +162,7 @@ class NAdam:
         return {"step": newest["step"], "mu_product": newest["mu_product"]} | moments
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        copy_wholes(tensors, into=self.tensors())
+        super().load_tensors(tensors)
         for state in self.state:
             state["step"].copy_(tensors["step"])
             state["mu_product"].copy_(tensors["mu_product"])

@@ -1,27 +1,39 @@
-"""What is counted while training: of the running epoch, and of held-out images at its end.
+"""What is counted while training, and what a person sees of it: of the running epoch, and of held-out images.
 
 Certified accuracies count images at a budget with `bronet.radius` and the model's current gap: where a layer's norm is
-only estimated, so are these numbers. They are no certificates. The test set is never looked at.
+only estimated, so are these numbers. They are no certificates. The test set is never looked at. Showing them changes
+nothing of a run; its log file holds every number in any case.
 """
 
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from bronet.data import ImageSet
+from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import certified_at, margin_radius
-from bronet.train.distributed import Processes
-from bronet.train.sharding import is_sharded
+from bronet.train.distributed import Processes, is_sharded
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 VALIDATION_BATCH = 500
 ENTRIES = 5
 NEVER = float("inf")
+BAR_WIDTH = 12  # columns: the whole line fits into a terminal of 80
+CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
+PICTURES = 16  # of a batch
 
 
 class Summary(NamedTuple):
@@ -31,6 +43,9 @@ class Summary(NamedTuple):
     accuracy: float
     certified_accuracy: float
     images: int
+
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}  accuracy {self.accuracy:.1%}  certified {self.certified_accuracy:.1%}"
 
 
 class Tally:
@@ -67,11 +82,9 @@ class Tally:
         correct = prediction == labels
         certified = certified_at(radius, correct, self.eps)
         images = torch.full_like(loss, len(labels))
-        counts = torch.stack([loss * len(labels), correct.sum().to(loss), certified.sum().to(loss), images])
-        self.sums[:-1] += counts
+        self.sums[:-1] += torch.stack([loss * len(labels), correct.sum().to(loss), certified.sum().to(loss), images])
         finite = loss.isfinite() & gradient_norm.isfinite()
-        first = torch.where(finite, NEVER, step)
-        self.sums[-1] = torch.minimum(self.sums[-1], first)
+        self.sums[-1] = torch.minimum(self.sums[-1], torch.where(finite, NEVER, step))
 
     def total(self) -> Float64[Tensor, "5"]:
         """Return the sums over all processes."""
@@ -119,3 +132,90 @@ def validate(
     model.train()
     accuracy, *shares = (processes.sum(counts) / len(images)).tolist()
     return Validation(accuracy, tuple(shares))
+
+
+class Display:
+    """A live bar over all steps on a terminal, within 80 columns; a line per epoch elsewhere; or nothing.
+
+    The bar shows while its context is entered.
+    """
+
+    def __init__(self, *, enabled: bool = False, total_steps: int = 0, first_step: int = 0) -> None:
+        self.console = Console(quiet=not enabled)
+        self.live = enabled and self.console.is_terminal
+        self.bar = Progress(
+            BarColumn(bar_width=BAR_WIDTH),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
+
+    def before(self, line: str) -> None:
+        """Show on the bar what is done before the first step."""
+        self.bar.update(self.task, numbers=line)
+
+    def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
+        """Move the bar to where the run stands after `step` steps."""
+        loss, accuracy, certified, _ = summary
+        numbers = f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s"
+        self.bar.update(self.task, completed=step, numbers=numbers)
+
+    def epoch(self, line: str) -> None:
+        """Print the line of a finished epoch, where there is no bar."""
+        if not self.live:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Stopwatch:
+    """Seconds of training, in this process and in those it resumes, and the speed since a lap began.
+
+    Pauses between processes do not count. `images` are those trained on in this lap.
+    """
+
+    def __init__(self, seconds_before: float = 0.0) -> None:
+        self.start = time.perf_counter() - seconds_before
+        self.lap()
+
+    def lap(self) -> None:
+        """Begin a lap."""
+        self.lap_start, self.images = self.seconds(), 0
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        return time.perf_counter() - self.start
+
+    def speed(self) -> float:
+        """Return the images per second of this lap."""
+        return self.images / max(self.seconds() - self.lap_start, CLOCK_TICK)
+
+
+class TensorBoard:
+    """Event files in a folder: scalars of every epoch, a histogram of margins and a few training pictures."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = require_tensorboard()(str(folder))
+
+    def epoch(self, number: int, entry: Mapping[str, object]) -> None:
+        """Write the numbers of a finished epoch."""
+        for key, value in entry.items():
+            if isinstance(value, int | float) and key != "epoch":
+                self.writer.add_scalar(key, value, number)
+
+    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
+        """Write the last batch of an epoch: its pictures, and the margins of its images."""
+        self.writer.add_histogram("margin", margins.float(), number)
+        self.writer.add_images("images", pixels[:PICTURES], number)
+
+
+def require_tensorboard() -> "type[SummaryWriter]":
+    """Return torch's writer; an error where the extra is missing, which a run asks before it makes its folder."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of packages behind it
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise BronetError("--track needs tensorboard; install it with: pip install 'bronet[track]'") from None
+    return SummaryWriter

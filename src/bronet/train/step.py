@@ -27,9 +27,9 @@ from bronet.models import CertifiableModel
 from bronet.ortho.numerics import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
 from bronet.train.average import Lookahead
-from bronet.train.distributed import Processes
-from bronet.train.optimizers import optimizer_for
-from bronet.train.sharding import Parameters
+from bronet.train.distributed import Parameters, Processes
+from bronet.train.muon import muon_matrices
+from bronet.train.optimizers import build_optimizer
 from bronet.train.statistics import Tally
 from bronet.train.teacher import Teacher
 
@@ -66,7 +66,8 @@ class TrainStep:
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
         self.sharded_over = sharded_over
         self.parameters = Parameters(model.parameters())
-        self.optimizer = optimizer_for(optim, model, self.parameters)
+        matrices = muon_matrices(model) if optim.name == "muon" else ()
+        self.optimizer = build_optimizer(optim, self.parameters, matrices=matrices)
         self.lookahead = (
             Lookahead(self.parameters, steps=optim.lookahead_steps, alpha=optim.lookahead_alpha)
             if optim.lookahead_steps

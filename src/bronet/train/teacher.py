@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from bronet.data import Batch, MixedBatches
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
-from bronet.train.display import Display
 from bronet.train.distributed import Processes
-from bronet.train.session import Interrupted
+from bronet.train.loop import Interrupted
+from bronet.train.statistics import Display
 
 WIDTH = 64
 CONTRAST = 4.0
@@ -62,10 +62,8 @@ class Teacher(nn.Module):
         return share * probability + (1 - share) * truth
 
 
-def new_teacher(recipe: Recipe, device: torch.device) -> Teacher | None:
-    """Return a teacher that has learned nothing yet; None if the recipe does without."""
-    if not recipe.loss.teacher:
-        return None
+def new_teacher(recipe: Recipe, device: torch.device) -> Teacher:
+    """Return a teacher that has learned nothing yet."""
     spec = recipe.data.spec()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)

@@ -1,63 +1,78 @@
-"""A recipe's network while it learns: what a step, a check and the end of an epoch do.
+"""A recipe's network while it learns: what a step, a check and the end of an epoch do, from the first step to the last.
 
 The loop itself is in `bronet.train.loop`.
 """
 
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from bronet.data import Batch, ImageSet, MixedBatches
+from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
 from bronet.recipe.schema import Recipe, parse_budget
-from bronet.run.folder import RunFolder
-from bronet.train.average import WeightAverage
-from bronet.train.checkpoint import Checkpoints, Stored, save_model
-from bronet.train.diagnosis import Snapshot, advice_for, find_bad_layer
-from bronet.train.display import Display, Pace, Stopwatch, Tracker, describe
-from bronet.train.distributed import Processes, forward_over_all
+from bronet.run.folder import RunFolder, remove_leftovers
+from bronet.train.average import Snapshot, WeightAverage
+from bronet.train.checkpoint import Checkpoints, save_model
+from bronet.train.diagnosis import find_bad_layer
+from bronet.train.distributed import Processes, Stored, forward_over_all
+from bronet.train.loop import Interrupted, stop_requests, training_loop
 from bronet.train.optimizers import learning_rate
-from bronet.train.session import Interrupted
-from bronet.train.statistics import Summary, Tally, validate
+from bronet.train.statistics import Display, Stopwatch, Tally, TensorBoard, validate
 from bronet.train.step import TrainingForward, TrainStep, emma_budget
-from bronet.train.teacher import new_teacher
+from bronet.train.teacher import Lessons, new_teacher
 
 DIVERGED = 10.0
 """An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
 VALIDATION_KEY = "validation_certified_accuracy"
 
 
-class Training:
-    """A recipe's network while it learns, with all that a step and the end of an epoch change."""
+class Fitted(NamedTuple):
+    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: CertifiableModel,
-        batches: MixedBatches,
-        run: RunFolder,
-        *,
-        processes: Processes,
-        held_out: ImageSet | None,
-        tracker: Tracker,
-        fsdp: bool,
-    ) -> None:
-        self.recipe, self.model, self.batches, self.run = recipe, model.train(), batches, run
-        self.processes, self.held_out, self.tracker = processes, held_out, tracker
-        self.total_steps = batches.steps_per_epoch * recipe.train.epochs
-        self.tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=batches.device, processes=processes)
+    `teacher_accuracy` is the teacher's on augmented training images in its last epoch, if it was trained now.
+    """
+
+    seconds: float
+    steps: int
+    teacher_accuracy: float | None = None
+
+
+@dataclass(eq=False)
+class Training:
+    """A recipe's network while it learns, with all that a step and the end of an epoch change.
+
+    `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and
+    stays sharded over the processes. `held_out` images are validated on where the recipe says so.
+    """
+
+    recipe: Recipe
+    model: CertifiableModel
+    batches: MixedBatches
+    run: RunFolder
+    processes: Processes = field(default_factory=Processes)
+    held_out: ImageSet | None = None
+    tracker: TensorBoard | None = None
+    fsdp: bool = False
+
+    def __post_init__(self) -> None:
+        recipe, device, processes = self.recipe, self.batches.device, self.processes
+        model = self.model.train()
+        self.total_steps = self.batches.steps_per_epoch * recipe.train.epochs
+        self.tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device, processes=processes)
         # What is gathered on one stream would be freed while another still reads it.
-        forward = TrainingForward(model, recipe, beside=not fsdp)
+        forward = TrainingForward(model, recipe, beside=not self.fsdp)
         self.train_step = TrainStep(
             recipe,
             model,
             self.tally,
-            forward=forward_over_all(forward, model, processes, device=batches.device, fsdp=fsdp),
+            forward=forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp),
             recorded=processes.world == 1,
-            sharded_over=processes if fsdp else None,
-            teacher=new_teacher(recipe, batches.device),
+            sharded_over=processes if self.fsdp else None,
+            teacher=new_teacher(recipe, device) if recipe.loss.teacher else None,
         )
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None
         parts: dict[str, Stored | None] = {
@@ -66,21 +81,40 @@ class Training:
             "average": self.average,
         }
         stored = {name: part for name, part in parts.items() if part is not None}
-        self.checkpoints = Checkpoints(run, recipe, model, stored, self.tally, processes)
-        self.snapshot, self.display = Snapshot(model), Display()
-        self.watch = Stopwatch()
-        self.pace, self.rate = Pace(self.watch), 0.0
+        self.checkpoints = Checkpoints(self.run, recipe, model, stored, self.tally, processes)
+        self.snapshot, self.display, self.watch, self.rate = Snapshot(model), Display(), Stopwatch(), 0.0
 
-    def restore(self) -> int:
-        """Go on from the run's newest checkpoint, if there is one, and return the steps it has taken."""
-        step, seconds = self.checkpoints.restore(total_steps=self.total_steps)
+    def fit(self, *, resume: bool = False, progress: bool = True) -> Fitted:
+        """Train the model in place to the last epoch of the recipe; a teacher, if the recipe has one, learns first.
+
+        With `resume` training goes on from the run's newest checkpoint if there is one. With `train.ema_decay` the
+        model ends with the averaged weights. Ends with `Interrupted` after SIGINT or SIGTERM, with the state saved; a
+        loss or gradient that is not finite is a `BronetError`, and the last good checkpoint stays.
+        """
+        first_step, seconds = self.checkpoints.restore(total_steps=self.total_steps) if resume else (0, 0.0)
         self.watch = Stopwatch(seconds)
-        return step
-
-    def begin(self, step: int, display: Display) -> None:
-        """Get ready for the first step from here, the one after `step` steps."""
-        self.display, self.pace = display, Pace(self.watch)
-        self.snapshot.take(step)
+        batches, count, processes = self.batches, self.batches.steps_per_epoch, self.processes
+        if processes.is_main:
+            remove_leftovers(self.run)
+            self.run.truncate_log(first_step // count)
+        shown = progress and processes.is_main
+        self.display = Display(enabled=shown, total_steps=self.total_steps, first_step=first_step)
+        accuracy, teacher = None, self.train_step.teacher
+        with stop_requests() as stop, self.display.bar if self.display.live else nullcontext():
+            if teacher is not None and first_step < self.total_steps:
+                lessons = Lessons(teacher, self.recipe, batches, processes, display=self.display, run=self.run.path)
+                first_batches = prepared_ahead(batches.between(0, lessons.total_steps), batches.device)
+                training_loop(lessons, first_batches, steps_per_epoch=count, stop=stop, processes=processes)
+                accuracy = lessons.finish()
+            self.watch.lap()
+            self.snapshot.take()
+            rest = prepared_ahead(batches.between(first_step, self.total_steps), batches.device)
+            training_loop(self, rest, steps_per_epoch=count, first_step=first_step, stop=stop, processes=processes)
+        if self.average is not None:
+            self.average.copy_to_model()
+        if self.tracker is not None:
+            self.tracker.writer.close()
+        return Fitted(self.watch.seconds(), self.total_steps - first_step, accuracy)
 
     def step(self, batch: Batch, number: int) -> None:
         """Take one optimiser step on a batch, with the learning rate and EMMA's budget of this step."""
@@ -90,18 +124,20 @@ class Training:
         self.train_step(batch.pixels, batch.labels, number=number, learning_rate=self.rate, emma_eps=eps)
         if self.average is not None:
             self.average.after_step()
-        self.pace.images += self.recipe.train.batch_size
+        self.watch.images += self.recipe.train.batch_size
 
     def check(self, step: int) -> None:
         """Check that all was finite, keep a copy of the weights, and show where the run stands."""
-        self.check_finite()
-        self.snapshot.take(step)
-        self.display.update(step=step, summary=self.tally.summary(), images_per_second=self.pace.speed())
+        bad = self.tally.first_bad_step()
+        if bad is not None:
+            raise self._not_finite(bad)
+        self.snapshot.take()
+        self.display.update(step=step, summary=self.tally.summary(), images_per_second=self.watch.speed())
 
     def end_epoch(self, epoch: int) -> None:
         """Log a finished epoch, validate and save if it is time, and start the statistics of the next one."""
         plan, step = self.recipe.train, epoch * self.batches.steps_per_epoch
-        summary, speed = self.tally.summary(), self.pace.speed()
+        summary, speed = self.tally.summary(), self.watch.speed()
         entry: dict[str, object] = {
             "epoch": epoch,
             "loss": summary.loss,
@@ -112,14 +148,15 @@ class Training:
             "images_per_second": round(speed, 1),
             "seconds": round(self.watch.seconds(), 3),
         } | self._validated(epoch)
-        self._check_progress(epoch, summary)
+        self._check_progress(epoch, summary.loss)
         if self.processes.is_main:
             self.run.append_log(entry)
+        if self.tracker is not None:
             self.tracker.epoch(epoch, entry)
-        self.display.epoch(f"epoch {epoch}/{plan.epochs}  {describe(summary)}  {speed:,.0f} img/s")
+        self.display.epoch(f"epoch {epoch}/{plan.epochs}  {summary}  {speed:,.0f} img/s")
         self.tally.reset()
         self._track_batch(epoch)
-        self.pace = Pace(self.watch)
+        self.watch.lap()
         if step == self.total_steps or epoch % plan.checkpoint_every == 0:
             self.checkpoints.save(step, self.watch.seconds())
 
@@ -131,43 +168,36 @@ class Training:
             message = f"stopped after step {step} of {self.total_steps}, state saved"
             raise Interrupted(message, run=self.run.path, signal_number=signal_number)
 
-    def finish(self) -> float:
-        """Leave the model with the weights that the run ends with, and return the seconds that it took."""
-        if self.average is not None:
-            self.average.copy_to_model()
-        self.tracker.close()
-        return self.watch.seconds()
-
-    def check_finite(self) -> None:
-        """End the run if a loss or gradient was not finite; the error says where it broke."""
-        bad = self.tally.first_bad_step()
-        if bad is None:
-            return
-        self.processes.centre_locally(self.model)  # the processes need not break at the same place
+    def _not_finite(self, bad: int) -> BronetError:
+        """Return the error of a loss or gradient that was not finite in a step; it says where it broke."""
+        self.processes.centre(self.model, over_all=False)  # the processes need not break at the same place
         self.snapshot.restore()
         pixels, labels = next(iter(self.batches.between(bad, bad + 1)))
         eps = emma_budget(self.recipe.loss, step=bad, total_steps=self.total_steps)
         where = find_bad_layer(
             self.model, lambda: self.train_step.plain_loss(pixels, labels, emma_eps=eps), self.processes
         )
-        raise BronetError(
+        return BronetError(
             f"loss and gradient must stay finite, got NaN or infinity at step {bad + 1}; it came {where}; "
-            f"{self._kept()}: {advice_for(self.recipe)}"
+            f"{self._advice()}"
         )
 
-    def _check_progress(self, epoch: int, summary: Summary) -> None:
+    def _check_progress(self, epoch: int, loss: float) -> None:
         """End the run if the loss of an epoch is far above that of the first."""
         logged = (entry.get("loss") for entry in self.run.logged()[: epoch - 1])
-        first = next((loss for loss in logged if isinstance(loss, float)), None)
-        if first is not None and summary.loss > DIVERGED * max(1.0, abs(first)):
+        first = next((value for value in logged if isinstance(value, float)), None)
+        if first is not None and loss > DIVERGED * max(1.0, abs(first)):
             raise BronetError(
-                f"loss must not diverge, got {summary.loss:.3g} in epoch {epoch} after {first:.3g} in the first that "
-                f"was logged; {self._kept()}: {advice_for(self.recipe)}"
+                f"loss must not diverge, got {loss:.3g} in epoch {epoch} after {first:.3g} in the first that was "
+                f"logged; {self._advice()}"
             )
 
-    def _kept(self) -> str:
+    def _advice(self) -> str:
+        """Return what is left of a run that diverged, and what may keep a run like it from diverging."""
         checkpoint = self.run.checkpoint
-        return f"{checkpoint} holds the last good state" if checkpoint.exists() else "nothing was saved yet"
+        kept = f"{checkpoint} holds the last good state" if checkpoint.exists() else "nothing was saved yet"
+        precise = ", or set train.precision=float32" if self.recipe.train.precision != "float32" else ""
+        return f"{kept}: lower optim.lr or optim.clip_norm{precise}, and start it anew (--overwrite)"
 
     def _validated(self, epoch: int) -> dict[str, object]:
         """Return what held-out images say, and keep the weights if they are the best so far at the first budget.
@@ -198,11 +228,12 @@ class Training:
 
         All processes go through the network: one process could not run a sharded network by itself.
         """
-        if not self.processes.any(self.tracker.wants_batch):
+        if not self.processes.any(self.tracker is not None):
             return
         step = epoch * self.batches.steps_per_epoch
         batch = next(iter(self.batches.between(step - 1, step)))
         self.model.eval()
         found = margin_radius(self.model(batch.pixels), self.model.gap_lipschitz())
         self.model.train()
-        self.tracker.batch(epoch, batch.pixels, found.margin)
+        if self.tracker is not None:
+            self.tracker.batch(epoch, batch.pixels, found.margin)

@@ -6,6 +6,9 @@ The held-out images depend on the data set and their number only, not on the see
 seeds are tuned on the same images. The test set is never part of them, nor of those that are trained on.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,15 +34,17 @@ from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.provenance import describe_run
 from bronet.train.checkpoint import check_recipe, save_model
-from bronet.train.display import TensorBoard, Tracker, require_tensorboard
 from bronet.train.distributed import Processes, joined_processes
-from bronet.train.loop import fit
 from bronet.train.optimizers import require_wholes
-from bronet.train.session import deterministic
+from bronet.train.statistics import TensorBoard, require_tensorboard
+from bronet.train.training import Training
 
 HELD_OUT_SEED = 0
 NUMBERS_PER_WEIGHT = 3
 """That training holds at least: the weight, its gradient and a moment."""
+WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+FIXED_WORKSPACES = (WORKSPACE, ":16:8")
+"""cuBLAS repeats its sums only with a workspace of fixed size; torch looks once, at its first product on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def train(
     require_wholes(recipe.optim, sharded=options.fsdp)
     if options.track:
         require_tensorboard()
-    with deterministic(options.deterministic), joined_processes(checked) as (processes, place):
+    with _deterministic(options.deterministic), joined_processes(checked) as (processes, place):
         if options.fsdp and processes.world == 1:
             raise BronetError(
                 "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
@@ -130,19 +135,9 @@ def train(
         }
         if recipe.data.name not in DATASETS:  # the names of its folders, on which labels rest
             record["classes"] = list(batches.real.classes)
-        tracker = TensorBoard(run.tracking) if options.track and processes.is_main else Tracker()
-        fitted = fit(
-            recipe,
-            model,
-            batches,
-            run,
-            processes=processes,
-            held_out=held_out,
-            tracker=tracker,
-            fsdp=options.fsdp,
-            resume=resume,
-            progress=progress,
-        )
+        tracker = TensorBoard(run.tracking) if options.track and processes.is_main else None
+        training = Training(recipe, model, batches, run, processes, held_out, tracker, options.fsdp)
+        fitted = training.fit(resume=resume, progress=progress)
         save_model(run.weights, model, recipe=recipe, writes=processes.is_main)
         if processes.is_main and (fitted.steps or not run.record.exists()):  # a finished run keeps its record
             finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -234,3 +229,31 @@ def _stream(found: ImageSet | FileSet, recipe: Recipe, device: torch.device, wor
     return DecodedStream(
         found, data.spec(), resize=data.resize, flip=data.flip, seed=seed, workers=workers, device=device
     )
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Inside, allow only operations that repeat their bits on one GPU, at some cost in speed; a CPU always does.
+
+    An operation that cannot raises an error. The same recipe then gives the same weights on the same kind of GPU with
+    the same software; another GPU or version may differ, and so may another number of processes.
+    CUDA must not have started without a fixed workspace: it is too late then, which is a `BronetError`.
+    """
+    if not wanted:
+        yield
+        return
+    found = os.environ.get(WORKSPACE_VARIABLE)
+    if found not in FIXED_WORKSPACES and torch.cuda.is_initialized():
+        raise BronetError(
+            f"{WORKSPACE_VARIABLE} must be {WORKSPACE} before CUDA starts for a deterministic run, got {found}; "
+            "set it in the environment of the program"
+        )
+    os.environ[WORKSPACE_VARIABLE] = found if found in FIXED_WORKSPACES else WORKSPACE
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
