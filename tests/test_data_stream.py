@@ -7,7 +7,7 @@ import torch
 
 from bronet.data import DecodedStream, FileSet, ImageSet, MixedBatches, ResidentStream, open_images
 from bronet.data.decode import DrawKey, decode_random
-from bronet.data.stream import Wanted
+from bronet.data.stream import PlannedBatch
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override
 from generated_images import class_folders
@@ -122,14 +122,14 @@ def test_a_damaged_image_is_one_line_with_its_name(tmp_path: Path, workers: int)
     files, recipe = imagenet_like(tmp_path)
     files.path(5).write_bytes(files.path(5).read_bytes()[:80])
     with pytest.raises(BronetError, match=files.path(5).name) as caught:
-        list(decoded(files, recipe, workers).deliver([Wanted(0, torch.arange(8))]))
+        list(decoded(files, recipe, workers).deliver([PlannedBatch(0, torch.arange(8))]))
     assert "\n" not in str(caught.value)
 
 
 def test_every_epoch_crops_anew(tmp_path: Path) -> None:
     files, recipe = imagenet_like(tmp_path)
     stream = decoded(files, recipe, 0)
-    plan = [Wanted(epoch, torch.tensor([0, 5])) for epoch in (0, 1, 0)]
+    plan = [PlannedBatch(epoch, torch.tensor([0, 5])) for epoch in (0, 1, 0)]
     first, other, again = (stored.images for stored in stream.deliver(plan))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bronet import BronetError
-from bronet.files import MOST_DIGITS, read_object
+from bronet.files import MAX_DIGITS, read_object
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import read_attack
 from bronet.run.certificate import read_certificate
@@ -36,5 +36,5 @@ def test_a_hostile_file_is_one_line_that_names_it(tmp_path: Path, content: bytes
 
 def test_a_whole_pair_and_the_longest_number_come_back(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
-    path.write_text('{"pair": "\\ud83d\\ude00", "number": ' + "9" * MOST_DIGITS + "}")
-    assert read_object(path, advice="") == {"pair": "\U0001f600", "number": 10**MOST_DIGITS - 1}
+    path.write_text('{"pair": "\\ud83d\\ude00", "number": ' + "9" * MAX_DIGITS + "}")
+    assert read_object(path, advice="") == {"pair": "\U0001f600", "number": 10**MAX_DIGITS - 1}

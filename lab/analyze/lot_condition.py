@@ -30,7 +30,7 @@ from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import LossRecipe
 from lab.bench.timed_training import Budget, train_for
 
-MOST_STEPS = 50
+NEWTON_STEPS = 50
 _PARAMETERS = ("kaiming", "trained")
 
 
@@ -67,7 +67,7 @@ class LOTConditionSetting:
     """What is measured: the layer's channels, Newton steps, training steps, and the seed."""
 
     channels: int = 32
-    steps: int = MOST_STEPS
+    steps: int = NEWTON_STEPS
     training_steps: int = 120
     seed: int = 0
 

@@ -102,7 +102,7 @@ def paper_table(number: int, runs: Sequence[PublishedRun]) -> str:
     names = ", ".join(quantity.name for quantity in quantities)
     parts = [title, f"Numbers, in this order: {names}.", aligned(cells)]
     if used:
-        parts.append("Our runs: " + "; ".join(_told(run) for run in used) + ".")
+        parts.append("Our runs: " + "; ".join(_described(run) for run in used) + ".")
     if changed:
         parts.append("Not counted: " + "; ".join(_not_counted(run, quantities) for run in changed) + ".")
     if number in ATTACKED_NORM:
@@ -244,7 +244,7 @@ def _not_counted(run: PublishedRun, quantities: Sequence[Quantity]) -> str:
     return f"`{run.folder}`, {numbers} ({run.remark})"
 
 
-def _told(run: PublishedRun) -> str:
+def _described(run: PublishedRun) -> str:
     record = run.evidence.record
     attacked = {facts.images for facts in run.evidence.attacks if facts.attack == "autoattack"}
     parts = [

@@ -73,7 +73,7 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
     for other in (*_of_paper(data), *LATER.get(data, ())):
         differences = [apart(point.shares, other.shares) for point in reached]
         cells.append([other.name, other.source, joined(other.shares), *differences])
-    return "\n\n".join([aligned(cells).rstrip(), *(_told(point) for point in reached)]) + "\n"
+    return "\n\n".join([aligned(cells).rstrip(), *(_described(point) for point in reached)]) + "\n"
 
 
 def _points(recipe: str, runs: Sequence[PublishedRun]) -> list[Point]:
@@ -110,7 +110,7 @@ def _of_paper(data: str) -> list[Other]:
     return found
 
 
-def _told(point: Point) -> str:
+def _described(point: Point) -> str:
     """Return seeds, spread and times of the runs at a point."""
     runs = point.runs
     seeds = ", ".join(str(run.recipe.train.seed) for run in runs)

@@ -22,7 +22,7 @@ Json = dict[str, object]
 
 TEMPORARY_SUFFIX = ".tmp"
 MAKE_AGAIN = "make it again or remove it"
-MOST_DIGITS = 300
+MAX_DIGITS = 300
 """Of a whole number: a float can still hold it."""
 
 
@@ -141,6 +141,6 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> Json:
 
 
 def _whole_number(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)

@@ -1,17 +1,10 @@
 """From the name of a data set to images, labels and classes; augmentation; batches.
 
-The digits shipped with the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (Section 5), and folders of one's own.
+It reads the digits in the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (Section 5), and folders of one's own.
 """
 
 from bronet.data.augment import augment
-from bronet.data.batches import (
-    Batch,
-    MixedBatches,
-    endless_batch,
-    epoch_order,
-    prepared_ahead,
-    steps_per_epoch,
-)
+from bronet.data.batches import Batch, MixedBatches, endless_batch, epoch_order, prepared_ahead, steps_per_epoch
 from bronet.data.file_set import FileSet
 from bronet.data.image_set import ImageSet, stratified_split
 from bronet.data.load import (

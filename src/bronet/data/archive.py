@@ -1,9 +1,8 @@
-"""Fetch a file or an archive so that what appears under the final name is whole and checked, or absent.
+"""Download files and unpack archives so that only complete, checked files appear under their final names.
 
-A download goes to a temporary name, is checked, then renamed; the folder of an archive appears by one rename at the
-end. So an interrupted run, a full disk or a second process doing the same leave nothing half-done. MD5 is what the
-authors of CIFAR publish; it finds damage in transit, but does not stop an attacker. Archives are therefore unpacked
-with care all the same, and hold plain bytes, never pickles. Our own files have a SHA-256.
+Each download and each unpacked folder gets its final name by one rename at the end, so that an interruption, a full
+disk or a second process leaves nothing incomplete. The authors of CIFAR publish an MD5, which detects damage in transit
+but does not stop an attacker, so archives are not trusted when they are unpacked. Our own files have a SHA-256.
 """
 
 import hashlib
@@ -22,23 +21,15 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bronet.errors import BronetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
 PUBLIC_FILE_MODE = 0o644
-"""Temporary files are private; a data set is for everyone on the machine."""
 PUBLIC_FOLDER_MODE = 0o755
-"""Likewise of folders."""
+"""Temporary files and folders are private, but a data set is for all users of the machine."""
 
 
 class Digest(NamedTuple):
@@ -49,10 +40,7 @@ class Digest(NamedTuple):
 
 
 def download_file(url: str, destination: Path, digest: Digest) -> None:
-    """Put the content of `url`, which has this digest, at `destination`; on any failure leave nothing there.
-
-    Every failure is one line that names the file, where it can be had and where to put it by hand.
-    """
+    """Download `url`, which must have this digest, to `destination`; a failure leaves nothing there."""
     by_hand = f"or download {url} elsewhere and put it at {destination}"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +63,7 @@ def download_file(url: str, destination: Path, digest: Digest) -> None:
 
 
 def check_digest(path: Path, digest: Digest, *, named: str, remedy: str) -> None:
-    """Raise unless the file at `path` has this digest; the error speaks of `named` and ends with `remedy`."""
+    """Raise unless the file at `path` has this digest; the error names it as `named` and ends with `remedy`."""
     try:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.new(digest.algorithm, usedforsecurity=False)).hexdigest()
@@ -94,10 +82,7 @@ def _fetch(url: str, file: BinaryIO) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with (
-        _opened(url) as response,
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-    ):
+    with _opened(url) as response, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         length = response.headers.get("Content-Length")
         task = progress.add_task(url.rsplit("/", 1)[-1], total=int(length) if length else None)
         while chunk := response.read(CHUNK_BYTES):
@@ -109,7 +94,7 @@ def _opened(url: str) -> http.client.HTTPResponse:
     try:
         response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        error.close()  # it is an open connection, too
+        error.close()  # it is an open connection
         raise urllib.error.URLError(f"HTTP status {error.code}, {error.reason}") from None
     return response
 
@@ -121,7 +106,7 @@ def _reason(error: Exception) -> str:
 
 
 def official_folder(name: str, folder: Path, archive: Path, *, md5: str, url: str, download: bool) -> Path:
-    """Return the folder of an official data set; without it the archive is unpacked, and fetched first if allowed."""
+    """Return the folder of an official data set, unpacked from its archive if necessary, downloaded if allowed."""
     if folder.is_dir():
         return folder
     if not archive.is_file():
@@ -138,8 +123,8 @@ def official_folder(name: str, folder: Path, archive: Path, *, md5: str, url: st
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     """Make `folder` from the member of that name in the tar or zip file `archive`, whose MD5 is `md5`.
 
-    Members that point outside the folder, links out of it and special files are refused (tarfile's "data"
-    filter) or stripped of what points outside (zipfile).
+    Paths and links to places outside the folder, and special files, are refused (tarfile's "data" filter) or made
+    relative to it (zipfile).
     """
     check_digest(archive, Digest("md5", md5), named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
@@ -155,10 +140,7 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
 
 @contextmanager
 def unpacking(folder: Path) -> Iterator[Path]:
-    """Yield a path that does not exist yet, to be filled; it becomes `folder` at the end of a block that succeeds.
-
-    Guaranteed: the path is new to every call, and nothing of it is left if the block fails or is interrupted.
-    """
+    """Yield a new path to be filled, which becomes `folder` if the block succeeds and is removed if it fails."""
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     except OSError as error:
@@ -167,7 +149,11 @@ def unpacking(folder: Path) -> Iterator[Path]:
         unpacked = scratch / folder.name
         yield unpacked
         unpacked.chmod(PUBLIC_FOLDER_MODE)
-        _rename(unpacked, folder)
+        try:
+            unpacked.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process may have put the complete folder there
+                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -179,12 +165,3 @@ def _extract(archive: Path, folder: Path) -> None:
         return
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-
-
-def _rename(unpacked: Path, folder: Path) -> None:
-    """Rename, unless another process has put the folder there meanwhile: it is then whole as well."""
-    try:
-        unpacked.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise

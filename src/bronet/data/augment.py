@@ -1,8 +1,7 @@
 """Random crop, flip and RandAugment of a batch of stored images (App. B.3), on the device that holds them.
 
-Every image draws its own crop, flip and operations from the generator that is passed in, which must live on
-the images' device. There is no loop over images and nothing waits for the device. CPU and CUDA generators
-draw different bits.
+Every image draws its own crop, flip and operations from a generator on the images' device. There is no loop over
+images, and nothing waits for the device. CPU and CUDA generators draw different bits.
 """
 
 import torch
@@ -18,16 +17,12 @@ from bronet.recipe.schema import Border, DataRecipe
 
 
 def augment(
-    images: UInt8[Tensor, "n c h w"],
-    generator: torch.Generator,
-    data: DataRecipe,
-    *,
-    share: Share | None = None,
+    images: UInt8[Tensor, "n c h w"], generator: torch.Generator, data: DataRecipe, *, share: Share | None = None
 ) -> UInt8[Tensor, "n c h w"]:
     """Return the data set's images cropped, then flipped, then RandAugmented, as bytes of the same scale.
 
-    RandAugment's operations mean the full range of a byte, so images of another scale (the digits: 16) refuse it. With
-    a `share` the images are that part of a larger batch, and come out as they would within it.
+    RandAugment's operations assume the full range of a byte, so images of another scale (the digits: 16) refuse it.
+    With a `share`, the images are that part of a larger batch, and the result is the same as within it.
     """
     share = share or Share.whole(len(images))
     if data.crop_padding:
@@ -59,7 +54,7 @@ def random_crop(
     border: Border = "black",
     share: Share | None = None,
 ) -> Shaped[Tensor, "n c h w"]:
-    """Return a window of each image padded all round: of the image's size, uniformly placed."""
+    """Return a uniformly placed window, of the image's size, of each image padded on all sides."""
     if padding < 0:
         raise BronetError(f"crop padding must be at least 0, got {padding}")
     n, _, height, width = images.shape

@@ -1,8 +1,8 @@
 """The batches of a run: real images, mixed with generated ones if the recipe says so, augmented (App. B.5 and B.6).
 
-Each stream has its own order: an epoch is one pass over the real images, and the generated ones are visited at their
-own pace. Batch and augmentation of a step follow from (seed, step) only, so starting at any step, in any number of
-processes, gives the same images. RandAugment comes after cropping, so that it runs on the training device.
+An epoch is one pass over the real images; passes over the generated images are independent of it. The batch and the
+augmentation of a step depend only on (seed, step), so starting at any step, in any number of processes, gives the same
+images. RandAugment comes after cropping, so that it runs on the training device.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bronet.data.augment import augment
 from bronet.data.randomness import Share, generator_for
-from bronet.data.stream import ImageStream, Wanted
+from bronet.data.stream import ImageStream, PlannedBatch
 from bronet.errors import BronetError
 from bronet.recipe.schema import DataRecipe, Recipe
 
@@ -68,44 +68,43 @@ class MixedBatches:
     def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, " b"]) -> Batch:
         return Batch(stored.float() / self.scale, labels)
 
-    def _real_plan(self, step: int) -> Wanted:
+    def _real_plan(self, step: int) -> PlannedBatch:
         epoch, position = divmod(step, self.steps_per_epoch)
         order = epoch_order(len(self.real), seed=self.seed, epoch=epoch)
-        return Wanted(epoch, self.real_share.take(order[position * self.real_batch : (position + 1) * self.real_batch]))
+        return PlannedBatch(
+            epoch, self.real_share.take(order[position * self.real_batch : (position + 1) * self.real_batch])
+        )
 
-    def _synthetic_plan(self, step: int, n: int) -> Wanted:
+    def _synthetic_plan(self, step: int, n: int) -> PlannedBatch:
         size = self.data.synthetic_batch
         index = endless_batch(n, size, seed=self.seed, purpose=SYNTHETIC_ORDER, step=step)
-        return Wanted(step * size // n, self.synthetic_share.take(index))
+        return PlannedBatch(step * size // n, self.synthetic_share.take(index))
 
     def _augmented(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
         generator = generator_for(self.seed, "augment", step, device=self.device)
-        return augment(images, generator, _left_to_do(self.data, self.real), share=self.real_share)
+        return augment(images, generator, _remaining_augmentation(self.data, self.real), share=self.real_share)
 
     def _augmented_synthetic(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
         assert self.synthetic is not None
         generator = generator_for(self.seed, "augment synthetic", step, device=self.device)
         own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
-        return augment(images, generator, _left_to_do(own, self.synthetic), share=self.synthetic_share)
+        return augment(images, generator, _remaining_augmentation(own, self.synthetic), share=self.synthetic_share)
 
 
 def prepared_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the same batches; each is prepared on the device while the step on the one before it runs.
-
-    On a GPU, augmentation has a stream of its own; on a CPU there is nothing to run beside.
-    """
+    """Yield the same batches; on a GPU each is prepared, on a separate stream, during the step on the previous one."""
     if device.type != "cuda":
         yield from batches
         return
     side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     side.wait_stream(main)  # the images may still be on their way to the device
-    batch = _next_on(side, batches)
+    batch = _prepared_on(side, batches)
     while batch is not None:
         main.wait_stream(side)
         for tensor in batch:
             tensor.record_stream(main)  # made on one stream, used on the other: its memory must not be reused early
         yield batch
-        batch = _next_on(side, batches)  # the step on the last one is already queued
+        batch = _prepared_on(side, batches)  # the step on the previous batch is already queued
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, " n"]:
@@ -126,10 +125,9 @@ def steps_per_epoch(n: int, batch_size: int) -> int:
 
 
 def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> Int64[Tensor, " size"]:
-    """Return the images that step `step` takes from a stream that visits n images pass after pass.
+    """Return the images of step `step` from a stream that visits n images pass after pass, each in its own order.
 
-    Each pass has its own order, and a batch may reach from one into the next, so n need not be a multiple of
-    `size`: generated images are visited at their own pace. The result depends on the arguments only.
+    A batch may reach from one pass into the next, so n need not be a multiple of `size`.
     """
     if n < 1 or size < 1:
         raise BronetError(f"images and batch size must be at least 1, got {n} and {size}")
@@ -146,17 +144,17 @@ def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> I
 def _order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
     """Return the order of one pass over a stream.
 
-    Millions of images take a while to shuffle, consecutive steps share a pass, and a stream that works ahead may
-    already be in the next one: two passes of each of the two streams are kept.
+    Shuffling millions of images takes time, and a stream that works ahead may already be in the next pass, so two
+    passes of each of the two streams are cached.
     """
     return torch.randperm(n, generator=generator_for(seed, purpose, number))
 
 
-def _left_to_do(data: DataRecipe, stream: ImageStream) -> DataRecipe:
-    """Return what is left to augment of images that come from a stream: some are cropped and flipped there."""
+def _remaining_augmentation(data: DataRecipe, stream: ImageStream) -> DataRecipe:
+    """Return the augmentation that remains for images of a stream, which may have cropped and flipped them."""
     return replace(data, crop_padding=0, flip=False) if stream.cropped else data
 
 
-def _next_on(stream: torch.cuda.Stream, batches: Iterator[Batch]) -> Batch | None:
+def _prepared_on(stream: torch.cuda.Stream, batches: Iterator[Batch]) -> Batch | None:
     with torch.cuda.stream(stream):
         return next(batches, None)

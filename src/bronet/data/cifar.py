@@ -1,8 +1,7 @@
 """CIFAR-10 and CIFAR-100 from the official binary archives (Krizhevsky, 2009; Section 5 of the paper).
 
-A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 pixel bytes, channel first. Sizes, labels
-and class counts are checked, so a truncated or foreign file is named; the pixels themselves are covered by
-the checksum of the archive only. CIFAR-100 means its 100 fine labels.
+A record is one label byte (CIFAR-100: the coarse label, then the fine one, which is used) and 3,072 pixel bytes,
+channel first. Sizes, labels and class counts are checked; pixels only by the checksum of the archive.
 """
 
 from dataclasses import dataclass
@@ -83,11 +82,7 @@ LAYOUTS: dict[str, CifarLayout] = {
 
 
 def load_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> ImageSet:
-    """Return all images of a split, in the order of the official files.
-
-    They are read from the unpacked folder in `data_dir`; without it the official archive there is unpacked
-    first; without that the archive is downloaded if `download` allows it.
-    """
+    """Return all images of a split in the order of the official files, unpacked or downloaded first if necessary."""
     layout, spec = LAYOUTS[name], dataset_spec(name)
     folder = data_dir / layout.folder
     files = provide_cifar(name, split, data_dir, download=download)
@@ -99,15 +94,10 @@ def load_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> Imag
 
 
 def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> list[Path]:
-    """Return the files of a split, unpacked or downloaded as `load_cifar` does; their sizes are checked."""
+    """Return the files of a split, of the right sizes, unpacked or (if allowed) downloaded first if necessary."""
     layout = LAYOUTS[name]
     folder = official_folder(
-        name,
-        data_dir / layout.folder,
-        data_dir / layout.archive,
-        md5=layout.md5,
-        url=layout.url,
-        download=download,
+        name, data_dir / layout.folder, data_dir / layout.archive, md5=layout.md5, url=layout.url, download=download
     )
     _check_names(folder / layout.names_file, layout)
     files = [folder / file for file in layout.files[split]]
@@ -136,7 +126,7 @@ def _read(path: Path, width: int, layout: CifarLayout) -> NDArray[np.uint8]:
 
 
 def _check_names(path: Path, layout: CifarLayout) -> None:
-    """The names are built in; a file of names that says otherwise belongs to another data set."""
+    """Raise if a file of names differs from the built-in names: it belongs to another data set."""
     if not path.is_file():
         return
     found = tuple(path.read_text(encoding="utf-8", errors="replace").split())
@@ -148,7 +138,7 @@ def _check_names(path: Path, layout: CifarLayout) -> None:
 
 
 def _check_counts(counts: Int64[Tensor, " k"], folder: Path, layout: CifarLayout, split: str) -> None:
-    """Both sets are balanced: every class has the same number of images."""
+    """Raise unless every class has the same number of images, as in both data sets."""
     expected = IMAGES[split] // len(layout.classes)
     worst = int((counts - expected).abs().argmax())
     if counts[worst] != expected:

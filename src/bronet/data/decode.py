@@ -1,8 +1,8 @@
-"""From an encoded image (JPEG, PNG, ...) to bytes of a fixed size: whole, cropped at random, or at the centre.
+"""From an encoded image (JPEG, PNG, ...) to bytes of a fixed size: unchanged, or cropped at random or at the centre.
 
 Random resizing and cropping is ImageNet's augmentation (App. B.3; the published range of the shorter side is 224 to
-288). What is drawn follows from a key, never from a process, so any number of workers decodes the same pixels. The
-pixels of a JPEG are those of Pillow's decoder; reduced decoding is used where it loses nothing that resizing keeps.
+288). Random numbers depend on a key, never on a process, so any number of workers decodes the same pixels. A JPEG is
+decoded by Pillow, at reduced size where resizing would discard the rest anyway.
 """
 
 import io
@@ -22,7 +22,7 @@ from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""What everyone can make; others, such as PostScript, would run programs to be read."""
+"""The usual formats; reading others, such as PostScript, would run programs."""
 FAILURES = (
     OSError,
     SyntaxError,
@@ -36,18 +36,18 @@ FAILURES = (
     NotImplementedError,
     struct.error,
 )
-"""What Pillow's decoders raise at bytes that are not an image."""
+"""The exceptions of Pillow's decoders for bytes that are not an image."""
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 _BITS_TO_DROP = 8
 CENTRE_MARGIN = 8 / 7
 """Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
 MODES = {1: "L", 3: "RGB"}
 LARGEST_ASPECT_RATIO = 100
-"""A picture that is one pixel high and very wide would fill the memory when its height is resized to 256."""
+"""Resizing the height of a picture of one very long row to 256 would exhaust the memory."""
 
 
 class DrawKey(NamedTuple):
-    """What the random numbers of one image follow from."""
+    """The key from which the random numbers of one image are computed."""
 
     seed: int
     epoch: int
@@ -80,7 +80,7 @@ def decode_random(
 
 
 def decode_centre(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
-    """Return the centre of the image: for evaluation, nothing is drawn."""
+    """Return the centre of the image, for evaluation."""
     side = round(max(spec.height, spec.width) * CENTRE_MARGIN)
     image = _shorter_side(_opened(source, spec, least=side), side, source)
     left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2
@@ -101,7 +101,7 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
     """Return the image in the data set's channels; a JPEG is decoded no larger than needed for `least` pixels."""
     if spec.channels not in MODES:
         raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
-    if isinstance(source, Path) and not source.is_file():  # reading a pipe would wait for ever
+    if isinstance(source, Path) and not source.is_file():  # reading a pipe would wait forever
         raise BronetError(f"image {source} must be a file, but there is none of this name; get the data set again")
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()

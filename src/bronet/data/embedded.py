@@ -1,10 +1,9 @@
 """The images inside the package: 1,797 handwritten digits, and 500 test images of CIFAR-10. Nothing is downloaded.
 
-The digits (8 x 8 pixels, UCI, CC BY 4.0) are what the quick start and the tests run on; training and test images come
-from the same 13 writers. The sample of CIFAR-10 lets one try a trained network: the first 50 test images of each class,
-in test order, as one lossless strip of pixels and a table of their test indices and labels. A number computed on a
-sample says little about the last digit of the test set's. `scripts/make_cifar10_sample.py` makes the sample's files;
-DIGITS-ATTRIBUTION.txt and CIFAR10-ATTRIBUTION.txt say whose images they are.
+The quick start and the tests use the digits (8 x 8 pixels, UCI, CC BY 4.0); training and test images come from the same
+13 writers. The sample of CIFAR-10 lets one try a trained network: the first 50 test images of each class, in test
+order, as one lossless strip of pixels and a table of their test indices and labels, made by
+`scripts/make_cifar10_sample.py`. DIGITS-ATTRIBUTION.txt and CIFAR10-ATTRIBUTION.txt name the authors.
 """
 
 import io
@@ -21,7 +20,7 @@ from bronet.recipe.dataset import dataset_spec
 
 TEST_IMAGES = 500
 SPLIT_SEED = 0
-"""Fixed for good: another seed is another data set, whose results cannot be compared."""
+"""Never change this: results for another split cannot be compared."""
 
 SAMPLED = "cifar10"
 """The one data set with an embedded sample."""

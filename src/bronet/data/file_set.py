@@ -1,7 +1,7 @@
-"""Labelled image files that are decoded when they are needed: data sets too large to keep decoded (ImageNet).
+"""Labelled image files that are decoded when they are needed, for data sets too large to keep decoded (ImageNet).
 
-The counterpart of `ImageSet`: same labels and classes, but paths in place of pixels. A folder of class folders is
-the layout of ImageNet, of EDM2's generated images and of most data sets of one's own.
+This is the counterpart of `ImageSet`, with paths instead of pixels. A folder of class folders is the layout of
+ImageNet, of EDM2's generated images and of most data sets of one's own.
 """
 
 import os
@@ -26,7 +26,7 @@ SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", 
 
 @dataclass(frozen=True, eq=False)
 class FileSet:
-    """Image files below a folder, with labels. Paths are bytes in one array: millions are sent to workers cheaply."""
+    """Image files below a folder, with labels. Paths are one array of bytes, so that workers get millions cheaply."""
 
     name: str
     root: Path
@@ -38,7 +38,7 @@ class FileSet:
         return len(self.paths)
 
     def path(self, index: int) -> Path:
-        """Return where image `index` lies."""
+        """Return the path of image `index`."""
         return self.root / os.fsdecode(self.paths[index])
 
     def subset(self, index: Int64[Tensor, " b"]) -> "FileSet":
@@ -46,7 +46,7 @@ class FileSet:
         return replace(self, paths=self.paths[index.numpy()], labels=self.labels[index])
 
     def decoded(self, spec: DatasetSpec, *, resized: bool) -> ImageSet:
-        """Return all images decoded, of the model's size: at their centre if `resized`, else as they are."""
+        """Return all images decoded: resized and cropped at the centre to the model's size if `resized`."""
         decode = decode_centre if resized else decode_whole
         images = torch.empty(len(self), *spec.shape, dtype=torch.uint8)
         for position in range(len(self)):
@@ -62,8 +62,8 @@ def class_names_below(root: Path) -> tuple[str, ...]:
 def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str] = ()) -> FileSet:
     """Return the image files of a folder with one folder per class, in a fixed order.
 
-    `expected` classes must be there. The label of a folder is its place in `classes`, if its name is one of them;
-    else all folders must be numbered from 0 (generated images), or, without `classes`, are sorted by name.
+    There must be `expected` classes. The label of a folder is the position of its name in `classes` (by default the
+    sorted names of the folders). Folders with other names must be numbered from 0, as those of generated images are.
     """
     if not root.is_dir():
         raise BronetError(f"{name} must be in {root} as one folder per class, but there is no such folder")
@@ -94,7 +94,7 @@ def _labels(folders: list[str], classes: tuple[str, ...], root: Path) -> dict[st
 
 
 def _images_below(folder: Path) -> list[str]:
-    """Return the images of a class, sorted; Tiny-ImageNet keeps them one folder deeper."""
+    """Return the sorted images of a class, including those in folders below it, as in Tiny-ImageNet."""
     found: list[str] = []
     for entry in os.scandir(folder):
         if entry.is_dir():

@@ -1,7 +1,7 @@
 """Labelled images as one uint8 tensor, and the split that holds part of them out for tuning.
 
-Pixels become floats in [0, 1] only per batch, so that a whole data set fits on the training device. Radii of
-the paper are in that pixel space. The stored values are not copied: do not write into them.
+Each batch is converted to floats in [0, 1], the space of the paper's radii, so that a whole data set fits on the
+training device as bytes. The stored values are not copied: do not write into them.
 """
 
 from dataclasses import dataclass, replace
@@ -77,9 +77,8 @@ def stratified_split(
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
     """Return two increasing index tensors on the CPU, (kept, held), that partition 0 .. n - 1.
 
-    Exactly `held_out` images are held; a class of m images gives m * held_out / n of them, rounded up or
-    down. Which ones depends on (labels, held_out, seed) only: images are ranked by a hash, not by a random
-    number generator, so the split is the same in every version of torch.
+    Exactly `held_out` images are held; a class of m images gives m * held_out / n of them, rounded up or down. Images
+    are ranked by a hash, not by a random number generator, so the split is the same in every version of torch.
     """
     n = len(labels)
     if not 1 <= held_out < n:
@@ -96,7 +95,7 @@ def stratified_split(
 
 
 def _shares(counts: dict[int, int], total: int) -> dict[int, int]:
-    """Divide `total` in proportion to `counts`: round down, then give the rest to the largest remainders."""
+    """Divide `total` in proportion to `counts`: rounded down, with the rest given to the largest remainders."""
     n = sum(counts.values())
     shares = {label: count * total // n for label, count in counts.items()}
     by_remainder = sorted(counts, key=lambda label: (-(counts[label] * total % n), label))

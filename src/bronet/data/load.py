@@ -1,7 +1,7 @@
-"""From a data recipe to images: where each data set lies below the data folder, and in which form it is read.
+"""From a data recipe to images: where each data set is in the data folder, and how it is read.
 
-Known sets are in their official layouts. Any other name is a folder of one's own, with `train` and `test` (or `val`)
-below it as one folder per class, or as parquet files. Nothing is downloaded unless that is allowed.
+Known sets have their official layouts. Any other name is a folder of one's own, with `train` and `test` (or `val`) as
+folders of class folders or as parquet files. Nothing is downloaded unless that is allowed.
 """
 
 import os
@@ -26,11 +26,11 @@ DIGITS, IMAGENET = "digits", "imagenet"
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
 OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
-"""What folders and files of a split may be called."""
+"""The names that folders and files of a split may have."""
 
 
 def data_folder(data_dir: Path | str | None) -> Path:
-    """Return the folder of the data sets: the one given, else what BRONET_DATA names, else `datasets`."""
+    """Return the folder of the data sets: the one given, or else the value of BRONET_DATA, or else `datasets`."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR)
 
 
@@ -55,8 +55,8 @@ def load_images(
     """Return a split for evaluation, decoded in memory: all images, or the first `limit`.
 
     Images larger than the model's are resized and cropped at the centre if the recipe has a range for resizing.
-    `classes` are the names that a network learned, in the order of their labels: class folders of one's own must have
-    these names. Without them the names of the training folders count, where they are there.
+    `classes` are the names that a network learned, in the order of their labels, which one's own class folders must
+    have. By default they are the names of the training folders, if those exist.
     """
     found = open_images(data, split, data_dir=data_dir, download=download, classes=classes)
     if limit is not None:
@@ -90,9 +90,9 @@ def open_images(
 
 
 def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> None:
-    """Raise unless a "train" or "test" split is there, after unpacking it, or downloading it if that is allowed.
+    """Raise unless a "train" or "test" split exists, after unpacking it, or downloading it if that is allowed.
 
-    No image is read: what is wrong inside a file shows when it is loaded.
+    No image is read, so damage inside a file is found only when it is loaded.
     """
     folder = data_folder(data_dir)
     if data.name in LAYOUTS:
@@ -118,12 +118,6 @@ def open_synthetic(
     return found if data.resize else found.decoded(spec, resized=False)
 
 
-def _training_classes(root: Path) -> tuple[str, ...]:
-    """Return the class folders of the training images in the order of their labels; none where there are none."""
-    folder = root / OTHER_NAMES["train"][0]
-    return class_names_below(folder) if folder.is_dir() else ()
-
-
 def _own_folder(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> ImageSet | FileSet:
     spec, found = data.spec(), _own_files(data, split, root, learned)
     if isinstance(found, list):
@@ -141,7 +135,8 @@ def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...
         )
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
-            classes = learned or (_training_classes(root) if split != "train" else ())
+            training = root / "train"
+            classes = learned or (class_names_below(training) if split != "train" and training.is_dir() else ())
             return class_folders(data.name, root / name, expected=data.spec().classes, classes=classes)
         if files := parquet_files(root, name):
             if data.resize and split == "train":

@@ -1,8 +1,8 @@
-"""Generated images in an .npz file: arrays `image` (n, h, w, c) of bytes and `label` (n,), as EDM's sets for CIFAR
-have them (Tables 2 and 3).
+"""Generated images in an .npz file: arrays `image` (n, h, w, c) of bytes and `label` (n,), as in EDM's sets for CIFAR
+(Tables 2 and 3).
 
-Read in pieces straight into the order the network wants, so that millions of images never lie in memory twice. An
-.npz file can hold Python objects that run code when read: those are refused.
+Pieces are read directly into the order of the network, so that millions of images are never in memory twice. Python
+objects, which could run code when read, are refused.
 """
 
 import math
@@ -27,7 +27,7 @@ CHUNK_IMAGES = 4096
 
 @runtime_checkable
 class Readable(Protocol):
-    """An open file, as far as it is needed here."""
+    """An open binary file."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes."""
@@ -79,7 +79,7 @@ def _member(archive: zipfile.ZipFile, path: Path, keys: tuple[str, ...]) -> str:
 
 
 def _header(file: Readable, path: Path, held: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of an array; nothing but plain numbers in C order is accepted."""
+    """Return shape and type of an array, which must hold plain numbers in C order."""
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
         shape, fortran_order, dtype = read(file)

@@ -1,9 +1,9 @@
-"""The operations that augmentation is made of: moving pixels, and changing their levels (App. B.3).
+"""The operations of augmentation on batches of images: moving pixels, and changing their levels (App. B.3).
 
-They work on batches of images. Moving copies the nearest pixel and never interpolates. A map is six numbers in fixed
-point, so the pixel it picks is a matter of integers: the same on every device, and the same as Pillow's for images of
-up to 32,767 pixels a side, if pixels from outside are black. Changing levels has Pillow's arithmetic, to the bit;
-autocontrast alone divides exactly where Pillow multiplies by a rounded quotient, which may differ by one level.
+Moving copies the nearest pixel and never interpolates. A map is six numbers in fixed point, so the result is the same
+on every device, and the same as Pillow's for images of up to 32,767 pixels a side, if pixels from outside are black.
+Changing levels repeats Pillow's arithmetic to the bit, except that autocontrast divides exactly where Pillow multiplies
+by a rounded quotient, which may differ by one level.
 """
 
 import math
@@ -39,11 +39,10 @@ def gather_pixels(
     *,
     border: Border = "black",
 ) -> Shaped[Tensor, "n c h w"]:
-    """Return y with y[n, :, i, j] = images[n, :, row[n, i, j], column[n, i, j]].
+    """Return y with y[n, :, i, j] = images[n, :, row[n, i, j], column[n, i, j]], without waiting for the device.
 
-    Where that is outside y is zero, or shows the nearest pixel of the edge, or the image mirrored in its first or last
-    row or column of pixels, as often as it takes. `row` and `column` are broadcast against each other to (n, h, w).
-    Nothing waits for the device.
+    Outside the image, `border` says whether y is zero, shows the nearest pixel of the edge, or shows the image mirrored
+    at its first or last row or column. `row` and `column` are broadcast against each other to (n, h, w).
     """
     n, channels, height, width = images.shape
     if border == "mirror":
@@ -96,7 +95,7 @@ def warp(
     y = torch.arange(height, device=images.device).view(1, height, 1)
     x = torch.arange(width, device=images.device).view(1, 1, width)
     a, b, c, d, e, f = maps.view(-1, 6, 1, 1).unbind(1)
-    # The shift rounds downwards, so a point left of the image is outside it, not in its first pixel.
+    # The shift rounds down, so a point left of the image is outside it, not in its first pixel.
     row, column = (d * x + e * y + f) >> FRACTION_BITS, (a * x + b * y + c) >> FRACTION_BITS
     return gather_pixels(images, row, column, border=border)
 
@@ -175,6 +174,6 @@ def smoothed(images: Int32[Tensor, "n c h w"]) -> Int32[Tensor, "n c h w"]:
 
 
 def blend(dull: Int[Tensor, "*#s"], bright: Int[Tensor, "*#s"], factor: Float32[Tensor, "*#s"]) -> UInt8[Tensor, "*s"]:
-    """Return dull + factor * (bright - dull), clipped to 0 .. 255, with its fraction cut off."""
+    """Return dull + factor * (bright - dull), clipped to 0 .. 255 and rounded down."""
     mixed = dull + factor * (bright - dull)
     return mixed.clamp(0, MAX_LEVEL).to(torch.uint8)

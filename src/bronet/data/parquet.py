@@ -1,8 +1,7 @@
-"""Images in local parquet files, in the layout of the Hugging Face hub: a column of encoded images, one of labels.
+"""Images in local parquet files, in the layout of the Hugging Face hub: a column of encoded images and one of labels.
 
-An image is a struct with its encoded `bytes`, or the bytes themselves. Needs pyarrow (the extra `data`). Sets that fit
-in memory are decoded at once; a larger one (ImageNet) is unpacked into class folders first, because parquet has no
-cheap random access.
+An image is a struct with its encoded `bytes`, or the bytes themselves. This needs pyarrow (the extra `data`). A set
+that does not fit in memory (ImageNet) is unpacked into class folders first, because parquet has no cheap random access.
 """
 
 import json
@@ -75,7 +74,7 @@ def encoded_images(files: list[Path]) -> Iterator[EncodedImage]:
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    """Return the class names that the hub stores beside the columns; none if there are none."""
+    """Return the class names in the hub's metadata; none if there are none."""
     schema = _opened(path).schema_arrow
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
@@ -87,9 +86,9 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 
 def unpack_parquet(files: list[Path], folder: Path) -> int:
-    """Write the encoded images into class folders below `folder`, named by number; return how many.
+    """Write the encoded images into numbered class folders below `folder`, which must not exist; return how many.
 
-    The folder must not exist; it appears whole at the end, and nothing is left of an attempt that failed.
+    The folder appears when it is complete; a failed attempt leaves nothing.
     """
     if folder.exists():
         raise BronetError(f"{folder} must not exist yet; delete it or choose another")
@@ -123,7 +122,7 @@ def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
 def _rows(
     table: "pyarrow.parquet.ParquetFile", columns: tuple[str, str], path: Path
 ) -> Iterator[tuple[object, object]]:
-    """Yield the two columns row by row; what is damaged may only show when its part of the file is read."""
+    """Yield the two columns row by row; damage may be found only when its part of the file is read."""
     import pyarrow
 
     try:

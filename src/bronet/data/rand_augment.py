@@ -1,9 +1,8 @@
 """RandAugment (Cubuk et al., 2020) for a batch of byte images, as used for BRONet on CIFAR (App. B.3).
 
-Fourteen operations with the ranges of torchvision's RandAugment and the arithmetic of Pillow, nearest
-neighbour, black outside. As there, the strength is one bin for all operations and only its direction is
-drawn; each image draws its own operations. Autocontrast may differ from Pillow's by one grey level, the other
-operations do not differ. What is not theirs: other borders, and a choice of operations.
+Fourteen operations with the ranges of torchvision's RandAugment and the arithmetic of Pillow (nearest neighbour, black
+outside). As in torchvision, all operations have the same strength and only its direction is drawn; each image draws its
+own operations. Autocontrast may differ from Pillow's by one grey level. Other borders, and fewer operations, are ours.
 """
 
 import math
@@ -42,13 +41,13 @@ from bronet.recipe.schema import Border, RandAugmentOps
 LARGEST_MAGNITUDE = 30
 LARGEST_SHEAR = 0.3
 LARGEST_TRANSLATION = 150 / 331
-"""As a part of the image's side."""
+"""Relative to the image's side."""
 LARGEST_ROTATION = math.radians(30)
 LARGEST_ENHANCEMENT = 0.9
 """Brightness, colour, contrast and sharpness are multiplied by 1 plus or minus this."""
 BYTE_BITS = 8
 LARGEST_POSTERIZATION = 4
-"""Bits that are cut off."""
+"""The largest number of bits that are removed."""
 
 
 class Op(IntEnum):
@@ -71,14 +70,14 @@ class Op(IntEnum):
 
 
 FIRST_PHOTOMETRIC = Op.BRIGHTNESS
-"""From here on operations change levels and colours, and move nothing."""
+"""This and all later operations change levels and colours, and move nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpTables:
-    """What does not depend on the images: row 2 op + r is for operation op, reversed if r = 1.
+    """The data that does not depend on the images: row 2 op + r is for operation op, reversed if r = 1.
 
-    Operations without a direction have the same row twice; the table of an operation that needs none is the
+    Operations without a direction have the same row twice. Maps and tables that an operation does not need are the
     identity.
     """
 
@@ -105,8 +104,7 @@ def rand_augment(
 ) -> UInt8[Tensor, "n c h w"]:
     """Return each image, with `probability`, after `num_ops` operations drawn uniformly with replacement.
 
-    `operations` are all, or the photometric ones only. `magnitude` is a bin in 0 .. 30. The cost does not depend on
-    what is drawn: nothing waits for the device.
+    `magnitude` is a bin in 0 .. 30. Nothing waits for the device, so the cost does not depend on what is drawn.
     """
     if images.shape[1] not in (1, 3):
         raise BronetError(f"channels of images for RandAugment must be 1 or 3, got {images.shape[1]}")
@@ -139,7 +137,7 @@ def apply_ops(
     variant = 2 * op + reverse
     factor = fixed.factors[variant]
     moved = warp(images, fixed.maps[variant], border=border)
-    # All image-dependent results are computed for all images, then selected: cheaper than asking the device.
+    # All results that depend on images are computed for all images and then selected: nothing waits for the device.
     values = moved.int()
     grey = grey_levels(values)
     table = fixed.tables[variant].unsqueeze(1)

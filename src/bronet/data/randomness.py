@@ -1,8 +1,7 @@
-"""Stateless randomness: every order and every draw follows from names and numbers.
+"""Stateless randomness: every order and every draw depends only on names and numbers.
 
-A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed run draws what the uninterrupted
-run would have drawn, with no random state to save (App. B trains with shuffled mini-batches). The bits are
-those of one torch version and one kind of device; another version may draw different ones.
+A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed run draws the same numbers as an
+uninterrupted one, with no random state to save. Another version of torch or kind of device may draw different bits.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ LARGEST_SEED = 2**63 - 1
 class Share:
     """The part `start` to `stop` of a batch of `total` images that one process works on.
 
-    Draws are made for the whole batch and divided, so that the images of a batch do not depend on how it is shared.
+    Numbers are drawn for the whole batch and then divided, so that a batch does not depend on the number of processes.
     """
 
     start: int

@@ -1,7 +1,7 @@
-"""Streams of stored images for training: from memory on the training device, or decoded from files by workers.
+"""Streams of stored images for training, from memory on the training device or decoded from files by workers.
 
-A stream is told which images to deliver, in order, and works ahead where that takes time. What it delivers depends on
-that plan only, not on the number of workers (ImageNet's decoding).
+A stream follows a plan of batches and may work ahead. What it delivers depends on the plan only, not on the number of
+workers.
 """
 
 import signal
@@ -24,22 +24,22 @@ PREFETCHED_BATCHES = 4
 """Batches that each worker prepares ahead."""
 
 
-class Wanted(NamedTuple):
+class PlannedBatch(NamedTuple):
     """The images of one batch; `epoch` counts the passes over the stream."""
 
     epoch: int
     chosen: Int64[Tensor, " b"]
 
 
-class Stored(NamedTuple):
-    """Stored bytes and labels of one batch, on the training device."""
+class StoredBatch(NamedTuple):
+    """StoredBatch bytes and labels of one batch, on the training device."""
 
     images: UInt8[Tensor, "b c h w"]
     labels: Int64[Tensor, " b"]
 
 
 class ImageStream(ABC):
-    """Images that arrive in the order asked for."""
+    """Images that arrive in the order of a plan."""
 
     cropped: bool
     """Whether random cropping and flipping has already been done."""
@@ -51,12 +51,12 @@ class ImageStream(ABC):
         """Return the number of images."""
 
     @abstractmethod
-    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
-        """Yield the batches of the plan, one after the other."""
+    def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
+        """Yield the batches of the plan in order."""
 
 
 class ResidentStream(ImageStream):
-    """Images that lie on the training device as one tensor."""
+    """Images on the training device, as one tensor."""
 
     cropped = False
 
@@ -66,14 +66,14 @@ class ResidentStream(ImageStream):
     def __len__(self) -> int:
         return len(self.images)
 
-    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
-        for wanted in plan:
-            chosen = wanted.chosen.to(self.images.images.device, non_blocking=True)
-            yield Stored(self.images.images[chosen], self.images.labels[chosen])
+    def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
+        for planned in plan:
+            index = planned.chosen.to(self.images.images.device, non_blocking=True)
+            yield StoredBatch(self.images.images[index], self.images.labels[index])
 
 
 class DecodedStream(ImageStream):
-    """Files decoded by `workers` processes (0: by this one), resized, cropped and flipped on the way."""
+    """Files that `workers` processes (0: this one) decode, resize, crop and flip."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class DecodedStream(ImageStream):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def deliver(self, plan: Iterable[Wanted]) -> Iterator[Stored]:
+    def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
         loader: DataLoader[tuple[Tensor, int] | BronetError] = DataLoader(
             self.dataset,
             collate_fn=_stacked,
@@ -109,13 +109,13 @@ class DecodedStream(ImageStream):
             if isinstance(batch, BronetError):
                 raise batch
             images, labels = batch
-            yield Stored(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
+            yield StoredBatch(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
 
 
 class _Decoding(Dataset[tuple[Tensor, int] | BronetError]):
-    """What a worker does: decode the image of a key (epoch, index).
+    """The work of a worker: decoding the image of a key (epoch, index).
 
-    A file that cannot be decoded is returned as its error; raised, it would arrive with the worker's traceback in it.
+    An error is returned, because a raised one would arrive with the worker's traceback in its message.
     """
 
     def __init__(self, files: FileSet, spec: DatasetSpec, resize: tuple[int, ...], flip: bool, seed: int) -> None:
@@ -143,14 +143,14 @@ def _stacked(images: list[tuple[Tensor, int] | BronetError]) -> list[Tensor] | B
 
 
 class _Keys:
-    """The plan as lists of keys, as a loader wants it."""
+    """The plan as lists of keys, the form that a loader expects."""
 
-    def __init__(self, plan: Iterable[Wanted]) -> None:
+    def __init__(self, plan: Iterable[PlannedBatch]) -> None:
         self.plan = plan
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for wanted in self.plan:
-            yield [(wanted.epoch, index) for index in wanted.chosen.tolist()]
+        for planned in self.plan:
+            yield [(planned.epoch, index) for index in planned.chosen.tolist()]
 
 
 def _ignore_ctrl_c(worker: int) -> None:

@@ -1,7 +1,7 @@
 """Tiny-ImageNet-200: 200 classes of 64 x 64 pixels, from the official zip file or its folder (Table 9).
 
-The official test images have no labels; like everyone we test on the 10,000 validation images. The checksum is of
-the official archive; an unpacked folder is checked by its number of classes and images.
+The official test images have no labels, so the test split is the 10,000 validation images, as is usual. An archive is
+checked by its MD5, an unpacked folder by its number of classes and images.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ def load_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> ImageSe
 
 
 def provide_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> FileSet:
-    """Return the files of a split; the official archive is unpacked first if need be, and downloaded if allowed."""
+    """Return the files of a split, unpacked or (if allowed) downloaded first if necessary."""
     folder = official_folder(NAME, data_dir / FOLDER, data_dir / ARCHIVE, md5=MD5, url=URL, download=download)
     files = tiny_imagenet_files(folder, split)
     if len(files) != IMAGES[split]:

@@ -1,5 +1,5 @@
-"""Triton kernels for CUDA: each computes what a few torch operations would, with fewer passes over memory.
+"""Triton kernels for CUDA, each of which replaces a few torch operations with fewer passes over memory.
 
-Every kernel has a torch twin in the room that calls it, which runs on other devices and which the kernel is tested
-against. Triton is imported only when a CUDA tensor arrives.
+The room that calls a kernel has a torch version of it, which runs on other devices and against which the kernel is
+tested. Triton is imported only for CUDA tensors.
 """

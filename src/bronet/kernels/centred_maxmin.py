@@ -1,7 +1,7 @@
-"""Centring, bias and MaxMin of activations that lie as (pixel, channel, batch): two passes forward, two backward.
+"""Centring, bias and MaxMin of activations in the memory order (pixel, channel, batch), in two passes each way.
 
-The torch twin (`layers.shift.Centring`, then `layers.activation.MaxMin`) makes about nine. Kept for the backward pass
-is one byte per pair, instead of the activations.
+The torch version (`layers.shift.Centring`, then `layers.activation.MaxMin`) makes about nine passes. The backward pass
+keeps one byte per pair instead of the activations.
 """
 
 from collections.abc import Callable
@@ -112,9 +112,10 @@ def shifted_maxmin_backward(
     *,
     centre: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Float[Tensor, "pixels c b"], Float[Tensor, " c"]]:
-    """Return the gradients of y and of the shift; where y was centred, the channel's mean is taken out of the first.
+    """Return the gradients of y and of the shift.
 
-    `centre` is None where y was not centred, else what turns this process's mean into that of all processes.
+    If y was centred, `centre` turns this process's mean into that of all processes, and the channel's mean is
+    subtracted from the gradient of y.
     """
     pixels, c, b = g.shape
     per_program = max(1, pixels // _SPLITS)
@@ -131,7 +132,7 @@ def shifted_maxmin_backward(
 def maxmin_backward(
     g: Float[Tensor, "pixels c b"], swapped: Int8[Tensor, "pixels pairs b"], *, mean: Float[Tensor, " c"] | None = None
 ) -> Float[Tensor, "pixels c b"]:
-    """Return the gradient of y, less a mean for every channel."""
+    """Return the gradient of y minus a mean for every channel."""
     pixels, c, b = g.shape
     pairs_b = c // 2 * b
     out = torch.empty_like(g)

@@ -1,9 +1,9 @@
 """Inverse Cholesky factors of many small symmetric positive definite matrices, in registers.
 
-Library factorisations of a few hundred matrices of a few hundred rows are bound by latency. Here matrices of up to 64
-rows are eliminated in registers, in tiles of 16; larger ones are put together by products
-(`bronet.ortho.inverse_factor`, which also holds the torch twin). Only lower triangles are read: an inverse that
-rounding had made unsymmetric would lose far more than its own rounding in the next block.
+Library factorisations of a few hundred matrices of a few hundred rows are limited by latency. Here matrices of up to 64
+rows are eliminated in registers, in tiles of 16; `bronet.ortho.inverse_factor` combines them into larger ones by
+products, and has the torch version. Only lower triangles are read, because an inverse that rounding had made
+unsymmetric would lose far more than its own rounding in the next block.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-# Small tiles: the chain of dependent steps within a tile is the slow part, and each step is shorter in a smaller one.
+# The chain of dependent steps within a tile is the slow part, and each step is shorter in a smaller tile.
 _SIDE = 16
 
 
@@ -35,7 +35,7 @@ def _eliminated(M, count, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tile(S, n, row_stride, row, column, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a tile of a matrix that continues beyond its n rows as the identity."""
+    """Return a tile of a matrix, which is extended beyond its n rows by the identity."""
     i = row * SIDE + tl.arange(0, SIDE)[:, None]
     j = column * SIDE + tl.arange(0, SIDE)[None, :]
     inside = (i < n) & (j < n)
@@ -56,7 +56,7 @@ def _product(A, B):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _factor_kernel(S, P, n, s_batch, s_row, p_batch, p_row, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the inverse factor M of one matrix of at most 4 SIDE rows, a row of tiles after the other.
+    """Write the inverse factor M of one matrix of at most 4 SIDE rows, one row of tiles after another.
 
     Row r of the Cholesky factor is l_rj = (s_rj - sum over k < j of l_rk l_jk') m_jj'. Then m_rr is the inverse factor
     of what is left of s_rr, and m_rj = -m_rr (sum over j <= k < r of l_rk m_kj).

@@ -1,7 +1,7 @@
-"""From kernel taps to the blocks A_f and back (see `bronet.ortho.spectrum`): one write, or one read, of A.
+"""From kernel taps to the blocks A_f and back (see `bronet.ortho.spectrum`) with one write, or one read, of A.
 
-A is by far the largest tensor of a layer's parameter transform. The torch twin writes the spectrum, then copies it into
-the four blocks; here a tile of frequencies and entries is one small product, computed where it is written.
+A is by far the largest tensor of a layer's parameter transform. The torch version writes the spectrum and then copies
+it into the four blocks; here each tile of frequencies and entries is one small product, computed where it is written.
 """
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _ENTRIES = 128  # of the c x n matrix, per program
-_FREQUENCIES = 16  # per product; the least that a product takes
+_FREQUENCIES = 16  # per product, which takes no fewer
 _PROGRAMS = 1024  # enough to fill a large GPU several times over
 
 

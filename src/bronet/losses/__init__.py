@@ -1,7 +1,6 @@
 """Losses of section 5 and App. C: each maps (logits, labels, ...) to a scalar and never sees the model.
 
-`emma` returns logits: it adjusts them, and any of the losses can follow. `drawn_labels` returns what a loss needs for
-labels that are not certain.
+`emma` adjusts logits, and any of the losses can follow it. `drawn_labels` prepares a loss for uncertain labels.
 """
 
 from bronet.losses.baselines import (

@@ -1,10 +1,9 @@
-"""What Logit Annealing is compared with: cross-entropy, certificate regularisation, the ramp loss; the logit margin.
+"""The losses with which Logit Annealing is compared: cross-entropy, certificate regularisation, and the ramp loss.
 
-Cross-entropy (CE) is the baseline of Tables 6 and 13; on Lipschitz networks it stops increasing margins early. With
-certificate regularisation (CE + CR, section 5 and App. C) the text rewards the logit margin, the published code the
-certified radius in pixel space; the first is about 5.6 times stronger. Both are here under their own names. The
-gradient of either jumps where the prediction becomes correct, which is the paper's case against them. The ramp loss of
-Theorem 1 is for analysis: its gradient is 0 on misclassified images, so it does not train a network from scratch.
+Cross-entropy (CE) is the baseline of Tables 6 and 13. With certificate regularisation (CE + CR, section 5 and App. C)
+the text rewards the logit margin, which is about 5.6 times stronger, and the published code the certified radius in
+pixel space; each has its own function. The gradient of both jumps where the prediction becomes correct. The ramp loss
+of Theorem 1 is for analysis: its gradient is 0 on misclassified images, so it does not train a network from scratch.
 """
 
 import torch
@@ -16,7 +15,7 @@ from bronet.losses.labels import checked_logits, not_negative, positive
 from bronet.radius import margin_radius
 
 PUBLISHED_GAMMA = 0.5
-"""gamma of App. C and of the published code."""
+"""The gamma of App. C and of the published code."""
 
 
 def cross_entropy(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Float[Tensor, ""]:
@@ -25,10 +24,7 @@ def cross_entropy(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Fl
 
 
 def logit_margin(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Return the true logit minus the best other one: positive exactly where the prediction is right.
-
-    It is a difference of logits, not a distance in pixel space: that is `bronet.radius`.
-    """
+    """Return the true logit minus the largest other one, which is positive exactly where the prediction is correct."""
     logits = checked_logits(logits, labels)
     truth = labels[:, None]
     others = logits.scatter(1, truth, -torch.inf)
@@ -38,7 +34,7 @@ def logit_margin(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Flo
 def certificate_regularization(
     logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *, gamma: float = PUBLISHED_GAMMA
 ) -> Float[Tensor, ""]:
-    """Return CE - gamma * mean(relu(logit margin)), as the text of the paper has it."""
+    """Return CE - gamma * mean(relu(logit margin)), as in the text of the paper."""
     return cross_entropy(logits, labels) + certificate_risk(logits, labels, gamma=gamma)
 
 
@@ -49,7 +45,7 @@ def certificate_regularization_radius(
     *,
     gamma: float = PUBLISHED_GAMMA,
 ) -> Float[Tensor, ""]:
-    """Return CE - gamma * mean(certified radius, 0 where misclassified), as the published code has it.
+    """Return CE - gamma * mean(certified radius, 0 where misclassified), as in the published code.
 
     The gradient flows through `gap_lipschitz`; detach it to reward margins alone.
     """

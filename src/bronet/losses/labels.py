@@ -1,10 +1,8 @@
-"""What every loss asks of its arguments, and labels that are drawn from probabilities.
+"""Checks of the arguments of losses, and labels that are drawn from probabilities.
 
-Only what is known without waiting for an accelerator is checked: the range of labels held on one is not.
-
-A label that nobody is sure of is better said as probabilities. The mean of any loss over drawn labels is linear in them
-and needs no change of the loss: an image counts once for each label it may have, with that label's probability as its
-weight.
+Nothing waits for an accelerator, so the range of labels on one is not checked. The mean of any loss over labels drawn
+from probabilities needs no change of the loss: an image counts once for each label, weighted by the label's
+probability.
 """
 
 from typing import NamedTuple
@@ -15,12 +13,12 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 
-LABELS_THAT_COUNT = 10
-"""The likeliest labels of an image, at most so many: a loss of many classes would otherwise be computed for each."""
+MAX_LABELS = 10
+"""Less probable labels of an image are ignored, because the loss is computed once for every label."""
 
 
 class DrawnLabels(NamedTuple):
-    """Every image once for each of its labels, and how much each counts; the weights sum to one."""
+    """Every image once for each of its labels, with weights whose sum is one."""
 
     logits: Float[Tensor, "n k"]
     labels: Int[Tensor, " n"]
@@ -28,21 +26,21 @@ class DrawnLabels(NamedTuple):
 
 
 def drawn_labels(logits: Float[Tensor, "b k"], probabilities: Float[Tensor, "b k"]) -> DrawnLabels:
-    """Return logits, labels and weights for a loss whose mean over drawn labels is wanted.
+    """Return logits, labels and weights for the mean of a loss over drawn labels.
 
     Guaranteed: with at most ten classes the weighted sum of a loss over the result is its mean over images and over
-    labels drawn from `probabilities`; with more, labels beyond the ten likeliest are left out and the rest scaled to
-    sum to one.
+    labels drawn from `probabilities`. With more classes only the ten most probable labels count, with their
+    probabilities scaled to sum to one.
     """
     if probabilities.shape != logits.shape:
         raise BronetError(
             f"probabilities must have the shape of the logits {tuple(logits.shape)}, got {tuple(probabilities.shape)}"
         )
     images, classes = logits.shape
-    likeliest = probabilities.topk(min(classes, LABELS_THAT_COUNT), dim=1)
-    shares = likeliest.values / likeliest.values.sum(dim=1, keepdim=True)
+    most_probable = probabilities.topk(min(classes, MAX_LABELS), dim=1)
+    shares = most_probable.values / most_probable.values.sum(dim=1, keepdim=True)
     repeated = logits[:, None].expand(-1, shares.shape[1], -1).reshape(-1, classes)
-    return DrawnLabels(repeated, likeliest.indices.flatten(), shares.flatten() / images)
+    return DrawnLabels(repeated, most_probable.indices.flatten(), shares.flatten() / images)
 
 
 def checked_logits(logits: Tensor, labels: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def logit_annealing(
         temperature: T.
         offset: xi, taken from the true logit.
         beta: strength of the annealing.
-        weights: one per image, for a weighted sum in place of the mean (see `drawn_labels`).
+        weights: one per image, for a weighted sum instead of the mean (see `drawn_labels`).
     """
     positive("temperature", temperature)
     not_negative("beta", beta)

@@ -74,25 +74,14 @@ class BRONet(CertifiableModel):
     def _stem(self, channels: int, size: tuple[int, int]) -> Block:
         a = self.architecture
         conv = LipschitzRegularizedConv2d(
-            channels,
-            a.width,
-            a.stem_kernel,
-            input_size=size,
-            stride=a.stem_stride,
-            padding=a.stem_padding,
+            channels, a.width, a.stem_kernel, input_size=size, stride=a.stem_stride, padding=a.stem_padding
         )
         bias = Bias(a.width)
         return Block(conv, bias, MaxMin())
 
     def _regularized(self, size: tuple[int, int], depth: int) -> Block:
         width = self.architecture.width
-        conv = LipschitzRegularizedConv2d(
-            width,
-            width,
-            _KERNEL,
-            input_size=size,
-            residual_depth=depth,
-        )
+        conv = LipschitzRegularizedConv2d(width, width, _KERNEL, input_size=size, residual_depth=depth)
         return self._centred(conv)
 
     def _backbone_convolution(self, size: tuple[int, int]) -> AnyConvolution:
@@ -147,10 +136,7 @@ class BRONet(CertifiableModel):
             linear = CholeskyLinear(a.dense_width, a.dense_width, residual_depth=a.dense_depth)
         else:
             linear = BROLinear(
-                a.dense_width,
-                a.dense_width,
-                rank=_rank(a.dense_width, a.rank),
-                residual_depth=a.dense_depth,
+                a.dense_width, a.dense_width, rank=_rank(a.dense_width, a.rank), residual_depth=a.dense_depth
             )
         bias = Bias(a.dense_width)
         return Block(linear, bias, MaxMin())

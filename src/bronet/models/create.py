@@ -1,4 +1,4 @@
-"""From a description to a network: by name, or from an architecture of one's own."""
+"""Networks from descriptions: by name, or from an architecture of one's own."""
 
 import os
 import sys
@@ -44,10 +44,10 @@ def build_model(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> CertifiableModel:
-    """Return the network of an architecture, initialised from the seed: the same weights on every device.
+    """Return the network of an architecture, with the same initial weights for a seed on every device.
 
-    They are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated or
-    drawn; elsewhere a network whose weights this machine cannot hold is refused before it is built.
+    Weights are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated;
+    elsewhere a network that does not fit into this machine's memory is refused before it is built.
     """
     outline = _outline(architecture, spec)
     if torch.device(device or "cpu").type == "meta":
@@ -70,7 +70,7 @@ def _outline(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:
 
 
 def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:
-    """Refuse weights, or several numbers for each of them, that are larger than this machine's memory."""
+    """Raise if the weights, or several copies of them, are larger than this machine's memory."""
     tensors = (*model.parameters(), *model.buffers())
     needed = copies * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else needed

@@ -62,8 +62,8 @@ class LipConvNet(CertifiableModel):
         head = LastLayerNormalized if architecture.head == "lln" else OrthogonalHead
         self.head: Head = head(channels * pixels, spec.classes)
         if isinstance(self.head, OrthogonalHead):
-            # As the layers before it. A reflector does not see the scale of V but its gradient does: from the small
-            # normals of a dense layer the first SGD steps are many times as long as V, and may end in NaN.
+            # Like the layers before it. A reflector does not depend on the scale of V, but its gradient does: with the
+            # small normals of a dense layer the first SGD steps would be much longer than V, and could end in NaN.
             nn.init.eye_(self.head.linear.weight)
 
     @computes_ahead
@@ -73,7 +73,7 @@ class LipConvNet(CertifiableModel):
         return logits
 
     def _stage(self, channels: int, width: int, size: tuple[int, int], *, last: bool) -> list[nn.Sequential]:
-        """Return the blocks of a stage that takes images of this size and `channels` to half the size and 2 `width`."""
+        """Return the blocks of a stage from `channels` at this size to 2 `width` channels at half the size."""
         kept = self.architecture.depth // _STAGES - 1
         kernel = self.architecture.kernel
         strided_kernel = 1 if last else kernel
@@ -97,25 +97,10 @@ class LipConvNet(CertifiableModel):
     def _convolution(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int) -> LipschitzLayer:
         a = self.architecture
         if a.backbone != "bro":
-            return create_convolution(
-                a.backbone,
-                c_in,
-                c_out,
-                kernel,
-                stride=stride,
-                input_size=size,
-            )
+            return create_convolution(a.backbone, c_in, c_out, kernel, stride=stride, input_size=size)
         keeps = stride == 1 and c_in == c_out
         rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else None
-        return BROConv2d(
-            c_in,
-            c_out,
-            kernel,
-            rank=rank,
-            stride=stride,
-            ridge=SEMI_ORTHOGONAL_RIDGE,
-            input_size=size,
-        )
+        return BROConv2d(c_in, c_out, kernel, rank=rank, stride=stride, ridge=SEMI_ORTHOGONAL_RIDGE, input_size=size)
 
     def _pointwise(self, c_in: int, c_out: int) -> BROLinear:
         linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE)

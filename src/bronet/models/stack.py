@@ -1,7 +1,7 @@
 """Stacks of one kind of layer: the networks of Table 1's rivals (Cayley, AOL, CPL, SLL, Sandwich), in our frame.
 
-Each has the published sequence of layers; input normalisation and the normalised head are ours, so that all are
-compared on the same certificate (docs/rivals.md).
+Each has the published sequence of layers, with our input normalisation and normalised head, so that certificates are
+comparable (docs/rivals.md).
 """
 
 from jaxtyping import Float
@@ -78,15 +78,9 @@ class Stack(CertifiableModel):
     def _block(
         self, c_in: int, c_out: int, side: int, *, kernel: int, stride: int, hidden: int | None
     ) -> nn.Sequential:
-        """Return a layer with bias and activation; one with its own nonlinearity comes alone."""
+        """Return a layer with bias and activation, or alone if it has its own nonlinearity."""
         conv = create_convolution(
-            self.architecture.layer,
-            c_in,
-            c_out,
-            kernel,
-            stride=stride,
-            hidden_channels=hidden,
-            input_size=(side, side),
+            self.architecture.layer, c_in, c_out, kernel, stride=stride, hidden_channels=hidden, input_size=(side, side)
         )
         layers: list[LipschitzLayer] = [conv]
         if self.architecture.activation == "maxmin":

@@ -1,17 +1,9 @@
-"""What a run is: frozen, validated, written as text. No tensors and no torch here."""
+"""Descriptions of runs: frozen, validated, and written as text, without tensors or torch."""
 
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.catalog import named_recipe, recipe_names
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
-from bronet.recipe.schema import (
-    CertifyRecipe,
-    DataRecipe,
-    LossRecipe,
-    OptimRecipe,
-    Recipe,
-    TrainRecipe,
-    parse_budget,
-)
+from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, parse_budget
 from bronet.recipe.source import find_recipe, read_recipe
 from bronet.recipe.text import differing_keys, from_text, override, to_text
 

@@ -1,7 +1,4 @@
-"""Architectures as frozen descriptions: what App. B.2 and B.3 of the paper fix, and nothing else.
-
-A description knows no tensors. `bronet.models` turns one into a network for a given image shape.
-"""
+"""Architectures as frozen descriptions without tensors (App. B.2 and B.3); `bronet.models` builds the networks."""
 
 import re
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ NeckKind = Literal["bro", "cholesky", "l2pool"]
 HeadKind = Literal["lln", "bro"]
 PaddingMode = Literal["zeros", "circular"]
 
-MOST_LAYERS = 1_000
-MOST_CHANNELS = 65_536
-MOST_PIXELS = 4_096
-"""Of a side of an image, a kernel, a stride or a padding."""
+MAX_LAYERS = 1_000
+MAX_CHANNELS = 65_536
+MAX_PIXELS = 4_096
+"""For the side of an image, a kernel, a stride or a padding."""
 
 # No exponent: "1e-999999999" would be an exact fraction of a billion digits.
 RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
@@ -30,11 +27,10 @@ RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
 class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
-    `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, a
-    fraction written as text ("1/4"); other layers have none. `padding_mode` is that of the backbone's convolutions; by
-    default they have zeros around the image, where their kind can. A BRO backbone with `keep_padding` does not take the
-    zeros off again. `regularized_depth` counts Lipschitz-regularised convolutions before the backbone
-    (six on ImageNet).
+    `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, as a
+    fraction in text ("1/4"). `padding_mode` is that of the backbone's convolutions, by default zeros around the image
+    where their kind allows it. With `keep_padding` a BRO backbone does not remove the padding. `regularized_depth`
+    counts the Lipschitz-regularised convolutions before the backbone (six on ImageNet).
     """
 
     family: Literal["bronet"] = "bronet"
@@ -57,16 +53,16 @@ class BRONetArchitecture:
 
     def __post_init__(self) -> None:
         for name in ("width", "dense_width"):
-            require_range(f"model.{name}", getattr(self, name), 1, MOST_CHANNELS)
+            require_range(f"model.{name}", getattr(self, name), 1, MAX_CHANNELS)
         for name in ("neck_patch", "stem_kernel", "stem_stride"):
-            require_range(f"model.{name}", getattr(self, name), 1, MOST_PIXELS)
-        require_range("model.stem_padding", self.stem_padding, 0, MOST_PIXELS)
-        require_range("model.depth", self.depth, 1, MOST_LAYERS)
+            require_range(f"model.{name}", getattr(self, name), 1, MAX_PIXELS)
+        require_range("model.stem_padding", self.stem_padding, 0, MAX_PIXELS)
+        require_range("model.depth", self.depth, 1, MAX_LAYERS)
         for name in ("dense_depth", "regularized_depth"):
-            require_range(f"model.{name}", getattr(self, name), 0, MOST_LAYERS)
-        _even("width", self.width)
-        _even("dense_width", self.dense_width)
-        _word("backbone", self.backbone)
+            require_range(f"model.{name}", getattr(self, name), 0, MAX_LAYERS)
+        _require_even("width", self.width)
+        _require_even("dense_width", self.dense_width)
+        _require_word("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -75,8 +71,8 @@ class LipConvNetArchitecture:
     """LipConvNet-depth-width (App. B.2): five stages, each ending in a stride-2 layer that doubles the width.
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m where a BRO layer keeps its channels; elsewhere
-    n = min(c_in, c_out). `strided_last` places the strided layer at the end of its stage, as the published code does;
-    the text puts it first. `kernel` is that of all layers but the last strided one, which has 1.
+    n = min(c_in, c_out). `strided_last` places the strided layer at the end of its stage, as in the published code; the
+    text has it first. `kernel` is that of all layers except the last strided one, which has 1.
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
@@ -90,13 +86,13 @@ class LipConvNetArchitecture:
     strided_last: bool = True
 
     def __post_init__(self) -> None:
-        require_range("model.width", self.width, 2, MOST_CHANNELS)
-        _even("width", self.width)
-        require_range("model.kernel", self.kernel, 1, MOST_PIXELS)
-        require_range("model.depth", self.depth, 5, MOST_LAYERS)
+        require_range("model.width", self.width, 2, MAX_CHANNELS)
+        _require_even("width", self.width)
+        require_range("model.kernel", self.kernel, 1, MAX_PIXELS)
+        require_range("model.depth", self.depth, 5, MAX_LAYERS)
         if self.depth % 5 != 0:
             raise BronetError(f"model.depth of a LipConvNet must be a multiple of 5, got {self.depth}")
-        _word("backbone", self.backbone)
+        _require_word("backbone", self.backbone)
         parse_rank(self.rank)
 
 
@@ -104,9 +100,9 @@ class LipConvNetArchitecture:
 class StackArchitecture:
     """A stack of one kind of layer, as the rivals of Table 1 were published (docs/rivals.md says what is assumed).
 
-    The image is cut into `patch` x `patch` patches; `widths`, `kernels` and `strides` describe the convolutions one by
-    one; then a mean over `pool` x `pool` pixels, and dense layers of `dense_widths`. `hidden` and `dense_hidden` are
-    the inner widths of CPL and SLL. `activation` follows every layer; layers with their own nonlinearity need none.
+    The image is divided into `patch` x `patch` patches. Convolutions of `widths`, `kernels` and `strides` follow, then
+    a mean over `pool` x `pool` pixels, and dense layers of `dense_widths`. `hidden` and `dense_hidden` are the inner
+    widths of CPL and SLL. `activation` follows every layer, unless layers have their own nonlinearity.
     """
 
     family: Literal["stack"] = "stack"
@@ -122,27 +118,27 @@ class StackArchitecture:
     activation: Literal["maxmin", "none"] = "maxmin"
 
     def __post_init__(self) -> None:
-        _word("layer", self.layer)
+        _require_word("layer", self.layer)
         if not len(self.widths) == len(self.kernels) == len(self.strides):
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
-        require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MOST_LAYERS)
+        require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MAX_LAYERS)
         for name, most in (
-            ("widths", MOST_CHANNELS),
-            ("dense_widths", MOST_CHANNELS),
-            ("kernels", MOST_PIXELS),
-            ("strides", MOST_PIXELS),
+            ("widths", MAX_CHANNELS),
+            ("dense_widths", MAX_CHANNELS),
+            ("kernels", MAX_PIXELS),
+            ("strides", MAX_PIXELS),
         ):
             for value in getattr(self, name):
                 require_range(f"each of model.{name}", value, 1, most)
         for name in ("patch", "pool"):
-            require_range(f"model.{name}", getattr(self, name), 1, MOST_PIXELS)
+            require_range(f"model.{name}", getattr(self, name), 1, MAX_PIXELS)
         for name in ("hidden", "dense_hidden"):
             inner = getattr(self, name)
-            require_range(f"model.{name}", 1 if inner is None else inner, 1, MOST_CHANNELS)
+            require_range(f"model.{name}", 1 if inner is None else inner, 1, MAX_CHANNELS)
         if self.activation == "maxmin":
             for width in (*self.widths, *self.dense_widths):
-                _even("each of widths and dense_widths", width)
+                _require_even("each of widths and dense_widths", width)
 
 
 Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
@@ -161,13 +157,13 @@ def parse_rank(text: str) -> Fraction:
     return ratio
 
 
-def _word(name: str, value: str) -> None:
-    """Raise unless this may name a convolution; whether one has the name, `create_model` knows."""
+def _require_word(name: str, value: str) -> None:
+    """Raise unless this could name a convolution; `create_model` checks whether one has the name."""
     if not is_short_word(value):
         raise BronetError(f"{name} must be a short word such as bro, in lower case, got {value!r}")
 
 
-def _even(name: str, value: int) -> None:
+def _require_even(name: str, value: int) -> None:
     if value % 2:
         raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
 
@@ -249,11 +245,7 @@ _RIVALS: dict[str, Architecture] = {
     "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
     "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
     "cayley-large": StackArchitecture(
-        layer="cayley",
-        widths=(96, 96, 192, 192),
-        kernels=(3, 1, 3, 1),
-        strides=(1, 2, 1, 2),
-        dense_widths=(1536, 512),
+        layer="cayley", widths=(96, 96, 192, 192), kernels=(3, 1, 3, 1), strides=(1, 2, 1, 2), dense_widths=(1536, 512)
     ),
     "aol-large": StackArchitecture(
         layer="aol",

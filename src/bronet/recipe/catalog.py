@@ -1,8 +1,7 @@
-"""The recipes that are trained by name, "data set/network": the paper's networks, small ones, short ones ("-fast").
+"""The recipes with names, "data set/network": the paper's networks, small ones, and short schedules ("-fast").
 
-A recipe is built when it is asked for. Where the paper's text and its published code disagree, a recipe follows the
-code and the function that builds it says so; every setting can be overridden. The recipes of the paper's further rows
-(rivals, other losses, sweeps) are in the repository's `lab`.
+Where the paper's text and its published code disagree, a recipe follows the code, and the function that builds it says
+so. The recipes of the paper's further rows (rivals, other losses, sweeps) are in the repository's `lab`.
 """
 
 import math
@@ -26,18 +25,12 @@ LIPCONVNET_WIDTHS = (32, 48, 64)
 LIPCONVNET_OFFSET = 2 * math.sqrt(2)
 LIPCONVNET_LOSS_SCALE = 0.25  # published code only
 FAST_BATCH = 512
-# Between clean accuracy, which a smaller budget raises, and certified accuracy at large radii.
-TAUGHT_EPOCHS, TAUGHT_BUDGET = 160, "83/255"
-UNTAUGHT_EPOCHS, UNTAUGHT_BUDGET = 200, "98/255"
+# A smaller budget raises clean accuracy, a larger one certified accuracy at large radii.
+FAST_EPOCHS, FAST_BUDGET = 160, "83/255"
+FAST_S_EPOCHS, FAST_S_BUDGET = 200, "98/255"
 TEACHER, TEACHER_EPOCHS = 0.5, 5
 FAST_OPTIMIZER = OptimRecipe(
-    name="muon",
-    lr=1.4e-3,
-    momentum=0.95,
-    weight_decay=4e-5,
-    lookahead_steps=0,
-    schedule="linear",
-    warmup_epochs=5,
+    name="muon", lr=1.4e-3, momentum=0.95, weight_decay=4e-5, lookahead_steps=0, schedule="linear", warmup_epochs=5
 )
 FAST_OF = ("cifar10/bronet-m", "cifar10/bronet-l", "cifar100/bronet-m", "cifar100/bronet-l", "tiny-imagenet/bronet")
 
@@ -49,7 +42,7 @@ def recipe_names() -> tuple[str, ...]:
 
 @cache
 def named_recipe(name: str) -> Recipe:
-    """Return the recipe of that name; an unknown name is refused with the nearest known one."""
+    """Return the recipe of that name; the error for an unknown name suggests the nearest known one."""
     if name not in _BUILDERS:
         raise BronetError(f"unknown recipe {name!r}; did you mean {nearest(name, _BUILDERS)!r}?")
     return _BUILDERS[name]()
@@ -58,7 +51,7 @@ def named_recipe(name: str) -> Recipe:
 def _digits() -> Recipe:
     """The quick start: 8 x 8 digits, about a minute on two CPU cores.
 
-    Chosen on 250 held-out training images. The digits are centred, so shifting them costs more than it gives.
+    Chosen on 250 held-out training images. The digits are centred, so shifting them does not help.
     """
     return Recipe(
         name="digits/quickstart",
@@ -152,19 +145,19 @@ def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
 def _fast(name: str) -> Recipe:
     """The short schedule, found on held-out images with a BRONet of half the width (docs/speedrun.md)."""
     recipe = named_recipe(name)
-    loss = replace(recipe.loss, emma_eps=TAUGHT_BUDGET, teacher=TEACHER, teacher_epochs=TEACHER_EPOCHS)
+    loss = replace(recipe.loss, emma_eps=FAST_BUDGET, teacher=TEACHER, teacher_epochs=TEACHER_EPOCHS)
     data = replace(recipe.data, border="edge", randaugment_ops="photometric")
-    return _shortened(replace(recipe, data=data, loss=loss), epochs=TAUGHT_EPOCHS)
+    return _shortened(replace(recipe, data=data, loss=loss), epochs=FAST_EPOCHS)
 
 
 def _small_fast() -> Recipe:
-    """BRONet-S, whose weights in the package are older than the teacher and the augmentation without black borders."""
+    """BRONet-S as its weights in the package were trained: without a teacher, and with black borders."""
     recipe = _bronet("cifar10", "bronet-s", NAMED["bronet-s"])
-    return _shortened(replace(recipe, loss=replace(recipe.loss, emma_eps=UNTAUGHT_BUDGET)), epochs=UNTAUGHT_EPOCHS)
+    return _shortened(replace(recipe, loss=replace(recipe.loss, emma_eps=FAST_S_BUDGET)), epochs=FAST_S_EPOCHS)
 
 
 def _shortened(recipe: Recipe, *, epochs: int) -> Recipe:
-    """Return a recipe with so few epochs, and Muon instead of NAdam with Lookahead."""
+    """Return the recipe with this number of epochs, and Muon instead of NAdam with Lookahead."""
     return replace(
         recipe,
         name=f"{recipe.name}-fast",

@@ -1,7 +1,6 @@
 """Data sets as frozen descriptions: shape of an image, number of classes, scale of a stored pixel.
 
-The data sets of the paper's experiments (Section 5 and App. B) and the embedded digits. A description
-promises nothing about files: `bronet.data` loads some of these sets, and models are built for all of them.
+These are the data sets of the paper's experiments (Section 5 and App. B) and the digits in the package.
 """
 
 import difflib

@@ -1,7 +1,7 @@
-"""A run, described: data, model, loss, optimiser, training and certification (App. B.5 of the paper).
+"""The description of a run: data, model, loss, optimiser, training and certification (App. B.5 of the paper).
 
-A recipe is frozen and validated when it is made; an invalid one cannot exist. It knows no tensors.
-Perturbation budgets are text fractions ("36/255"), so that a recipe file says exactly what the paper says.
+A recipe is frozen and validated when it is made, and knows no tensors. Perturbation budgets are fractions in text
+("36/255"), exactly as in the paper.
 """
 
 import re
@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import MOST_PIXELS, Architecture
+from bronet.recipe.architecture import MAX_PIXELS, Architecture
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 from bronet.records import require_range
 
@@ -26,13 +26,13 @@ Precision = Literal["float32", "bf16"]
 # An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
 BUDGET_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 SEED_LIMIT = 2**63  # what a torch generator accepts
-MOST_EPOCHS = 1_000_000
-MOST_IMAGES = 1_000_000_000
-MOST_BATCH = 1_000_000
-LEAST_RATE, LARGEST_RATE = 1e-12, 1e3
-"""Of learning: float32 weights do not move below, and do not stay finite above."""
-LARGEST_WEIGHT = 1e6
-"""Of a term or a scale of a loss: with a thousand classes float32 holds it, and its square."""
+MAX_EPOCHS = 1_000_000
+MAX_IMAGES = 1_000_000_000
+MAX_BATCH = 1_000_000
+MIN_RATE, MAX_RATE = 1e-12, 1e3
+"""Learning rates: float32 weights do not change below this range, and do not stay finite above it."""
+MAX_WEIGHT = 1e6
+"""For a term or a scale of a loss: with a thousand classes float32 can represent it and its square."""
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
@@ -51,22 +51,21 @@ def check_seed(seed: int, *, name: str = "seed") -> None:
         raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {reprlib.repr(seed)}")
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise BronetError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """The data set and its augmentation; `held_out` training images are kept for tuning.
+    """The data set and its augmentation; `held_out` training images are set aside for tuning.
 
-    `name` is a known data set, or a folder of one's own: then `channels`, `height`, `width` and `classes` say
-    what is in it. `resize` is the range of an image's shorter side before a random crop to the model's size
-    ([224, 288] for ImageNet); without it every image must have that size. `border` is what crops and RandAugment
-    show of the outside of an image: black, as in the paper, the nearest pixel of the edge, or the image mirrored in
-    its edge. `randaugment_ops` are the operations RandAugment draws from: all, as in the paper, or those that change
-    colours and not places. `synthetic` names generated images, of which `synthetic_batch` are part of every batch; they
-    are cropped with their own padding, flipped if `flip` is set, and never RandAugmented.
+    `name` is a known data set, or a folder of one's own with `channels`, `height`, `width` and `classes`. `resize` is
+    the range of an image's shorter side before a random crop to the model's size ([224, 288] for ImageNet); without it
+    every image must have that size. Outside an image, crops and RandAugment show the `border`: black, as in the paper,
+    the nearest pixel of the edge, or the image mirrored at its edge. RandAugment draws from `randaugment_ops`: all, as
+    in the paper, or only those that change colours. `synthetic` names generated images, of which every batch contains
+    `synthetic_batch`; they are cropped with their own padding, flipped if `flip` is set, and never RandAugmented.
     """
 
     name: str
@@ -88,17 +87,17 @@ class DataRecipe:
     def __post_init__(self) -> None:
         spec = self.spec()
         for name in ("crop_padding", "synthetic_crop_padding"):
-            require_range(f"data.{name}", getattr(self, name), 0, MOST_PIXELS)
+            require_range(f"data.{name}", getattr(self, name), 0, MAX_PIXELS)
         for name in ("held_out", "synthetic_batch"):
-            require_range(f"data.{name}", getattr(self, name), 0, MOST_IMAGES)
+            require_range(f"data.{name}", getattr(self, name), 0, MAX_IMAGES)
         require_range("data.randaugment_probability", self.randaugment_probability, 0, 1)
-        _one_of("data.randaugment_ops", self.randaugment_ops, get_args(RandAugmentOps))
-        _one_of("data.border", self.border, get_args(Border))
+        _require_one_of("data.randaugment_ops", self.randaugment_ops, get_args(RandAugmentOps))
+        _require_one_of("data.border", self.border, get_args(Border))
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
             raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
         if self.resize:
             for side in self.resize:
-                require_range("each of data.resize", side, max(spec.height, spec.width), MOST_PIXELS)
+                require_range("each of data.resize", side, max(spec.height, spec.width), MAX_PIXELS)
         if bool(self.synthetic) != bool(self.synthetic_batch):
             raise BronetError(
                 "data.synthetic and data.synthetic_batch belong together, "
@@ -119,10 +118,10 @@ class DataRecipe:
 class LossRecipe:
     """LA (temperature T, offset xi, annealing beta), cross-entropy, or cross-entropy with CR (weight gamma).
 
-    `cr` names what CR penalises: the certified radius in pixel space (the published code) or the logit margin
-    (the text). `scale` multiplies the loss. With `emma` the loss sees EMMA-adjusted logits, whose budget
-    grows linearly from `emma_start_eps` to `emma_eps` over the first `emma_ramp` of training. `teacher` is the share
-    of a label that an ordinary network decides, trained for `teacher_epochs` before the first step; 0 does without.
+    `cr` says whether CR rewards the certified radius in pixel space (the published code) or the logit margin (the
+    text). `scale` multiplies the loss. With `emma` the loss sees EMMA-adjusted logits, whose budget grows linearly from
+    `emma_start_eps` to `emma_eps` over the first `emma_ramp` of training. `teacher` is the share of a label that an
+    ordinary network, trained for `teacher_epochs` before the first step, decides.
     """
 
     name: LossName = "la"
@@ -140,15 +139,15 @@ class LossRecipe:
     teacher_epochs: int = 8
 
     def __post_init__(self) -> None:
-        _one_of("loss.name", self.name, get_args(LossName))
-        _one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
+        _require_one_of("loss.name", self.name, get_args(LossName))
+        _require_one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
         for name in ("temperature", "scale"):
-            require_range(f"loss.{name}", getattr(self, name), 1 / LARGEST_WEIGHT, LARGEST_WEIGHT)
+            require_range(f"loss.{name}", getattr(self, name), 1 / MAX_WEIGHT, MAX_WEIGHT)
         for name in ("offset", "beta", "gamma"):
-            require_range(f"loss.{name}", getattr(self, name), 0, LARGEST_WEIGHT)
+            require_range(f"loss.{name}", getattr(self, name), 0, MAX_WEIGHT)
         for name in ("emma_ramp", "teacher"):
             require_range(f"loss.{name}", getattr(self, name), 0, 1)
-        require_range("loss.teacher_epochs", self.teacher_epochs, 1, MOST_EPOCHS)
+        require_range("loss.teacher_epochs", self.teacher_epochs, 1, MAX_EPOCHS)
         if self.teacher and self.name != "la":
             raise BronetError(
                 f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
@@ -163,12 +162,12 @@ class LossRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimRecipe:
-    """The optimiser, Lookahead around it, gradient clipping and the learning rate over time.
+    """The optimiser, Lookahead, gradient clipping and the learning rate over time.
 
-    `weight_decay` is coupled: it is added to the gradient as an L2 term. `clip_norm` None turns clipping off
-    and `lookahead_steps` 0 turns Lookahead off. `momentum` belongs to sgd and to muon (0.95 is usual there), which
-    orthogonalises the updates of orthogonal layers and leaves the rest to nadam. `warmup_epochs` belongs to the cosine
-    and the linear schedule, `milestones` (epochs at which the rate is multiplied by `milestone_factor`) to the other.
+    `weight_decay` is added to the gradient as an L2 term. `clip_norm` None turns clipping off, and `lookahead_steps` 0
+    turns Lookahead off. `momentum` is for sgd and muon (where 0.95 is usual); muon orthogonalises the updates of
+    orthogonal layers and uses nadam for the rest. `warmup_epochs` is for the cosine and linear schedules, `milestones`
+    (epochs at which the rate is multiplied by `milestone_factor`) for the other one.
     """
 
     name: OptimizerName = "nadam"
@@ -184,29 +183,29 @@ class OptimRecipe:
     milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _one_of("optim.name", self.name, get_args(OptimizerName))
-        _one_of("optim.schedule", self.schedule, get_args(ScheduleName))
-        require_range("optim.lr", self.lr, LEAST_RATE, LARGEST_RATE)
-        require_range("optim.weight_decay", self.weight_decay, 0, LARGEST_RATE)
+        _require_one_of("optim.name", self.name, get_args(OptimizerName))
+        _require_one_of("optim.schedule", self.schedule, get_args(ScheduleName))
+        require_range("optim.lr", self.lr, MIN_RATE, MAX_RATE)
+        require_range("optim.weight_decay", self.weight_decay, 0, MAX_RATE)
         if self.clip_norm is not None:
-            require_range("optim.clip_norm", self.clip_norm, LEAST_RATE, 1 / LEAST_RATE)
-        require_range("optim.lookahead_steps", self.lookahead_steps, 0, MOST_EPOCHS)
+            require_range("optim.clip_norm", self.clip_norm, MIN_RATE, 1 / MIN_RATE)
+        require_range("optim.lookahead_steps", self.lookahead_steps, 0, MAX_EPOCHS)
         for name in ("momentum", "lookahead_alpha", "milestone_factor"):
             require_range(f"optim.{name}", getattr(self, name), 0, 1)
-        require_range("optim.warmup_epochs", self.warmup_epochs, 0, MOST_EPOCHS)
+        require_range("optim.warmup_epochs", self.warmup_epochs, 0, MAX_EPOCHS)
         for epoch in self.milestones:
-            require_range("each of optim.milestones", epoch, 1, MOST_EPOCHS)
+            require_range("each of optim.milestones", epoch, 1, MAX_EPOCHS)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise BronetError(f"optim.milestones must be growing epochs, got {list(self.milestones)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe:
-    """How long and how precisely; power iterations per step, and what is kept on the way.
+    """The length and precision of training, power iterations per step, and what is kept.
 
     A checkpoint is written every `checkpoint_every` epochs; the last `keep_checkpoints` are kept. Every
-    `validate_every` epochs (0: never) the held-out images are evaluated, and the best weights kept beside the last.
-    With `ema_decay` above 0 the final weights are the running average of the trained ones.
+    `validate_every` epochs (0: never) the held-out images are evaluated, and the best weights are kept as well. With
+    `ema_decay` above 0 the final weights are the running average of the trained ones.
     """
 
     epochs: int
@@ -220,11 +219,11 @@ class TrainRecipe:
     ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _one_of("train.precision", self.precision, get_args(Precision))
+        _require_one_of("train.precision", self.precision, get_args(Precision))
         for name in ("epochs", "power_iterations", "checkpoint_every", "keep_checkpoints"):
-            require_range(f"train.{name}", getattr(self, name), 1, MOST_EPOCHS)
-        require_range("train.batch_size", self.batch_size, 1, MOST_BATCH)
-        require_range("train.validate_every", self.validate_every, 0, MOST_EPOCHS)
+            require_range(f"train.{name}", getattr(self, name), 1, MAX_EPOCHS)
+        require_range("train.batch_size", self.batch_size, 1, MAX_BATCH)
+        require_range("train.validate_every", self.validate_every, 0, MAX_EPOCHS)
         if not 0 <= self.ema_decay < 1:
             raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
         check_seed(self.seed, name="train.seed")

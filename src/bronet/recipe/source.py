@@ -8,7 +8,7 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text
 
 SUFFIXES = frozenset({".yaml", ".yml"})
-"""How the names of recipe files end; what ends otherwise is the name of a recipe."""
+"""Suffixes of recipe files; anything else is the name of a recipe."""
 
 
 def find_recipe(text: str) -> Recipe:
@@ -18,7 +18,7 @@ def find_recipe(text: str) -> Recipe:
 
 
 def read_recipe(path: Path, *, advice: str) -> Recipe:
-    """Return the recipe of a YAML file; where it cannot be read, say so with the advice."""
+    """Return the recipe of a YAML file; the error for an unreadable one ends with the advice."""
     try:
         return from_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,7 @@
 """Recipes as YAML text, there and back without loss: `from_text(to_text(recipe)) == recipe`.
 
-The text holds every default, in the order of the dataclasses. What is read may leave defaults out and may
-name an architecture (`model: bronet-m`). Reading never runs code and never expands aliases, so the text of an
-unknown file can be read safely.
+The text contains every default, in the order of the dataclasses. Text that is read may omit defaults and may name an
+architecture (`model: bronet-m`). Reading never runs code and never expands aliases, so unknown files are safe.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from bronet.records import Place, as_plain, nearest, read_record
 LONGEST_TEXT = 65_536  # characters; a recipe has about 1,500
 
 PLACE = Place("recipe")
-"""What messages call the settings of a recipe."""
+"""How messages refer to the settings of a recipe."""
 
 Plain = dict[str, Any]
 
@@ -50,8 +49,8 @@ class _Dumper(yaml.SafeDumper):
     """Safe YAML that quotes what `_Loader` would read as a number."""
 
 
-# YAML 1.1 reads 1e-3 as text because it has no point, 1:30 as ninety and 010 as eight. Here a number is what everyone
-# means by one; the rest stays text, which no number accepts.
+# YAML 1.1 reads 1e-3 as text because it has no point, 1:30 as ninety and 010 as eight. Here numbers have their usual
+# notation; everything else stays text, which is refused where a number is expected.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
 _FLOAT = re.compile(r"([-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=e))(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan)\Z", re.IGNORECASE)
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -117,7 +116,7 @@ def _parse(text: str, what: str) -> Any:
 
 
 def _assign(plain: Plain, key: str, text: str) -> None:
-    """Replace one dotted key in place; text settings take the words as they are, others are YAML."""
+    """Replace one dotted key in place; the value of a text setting is taken literally, others are parsed as YAML."""
     if key == "model":
         plain["model"] = _named_architecture(text)
         return
