@@ -184,8 +184,36 @@ def walk(
 
 
 @app.command()
+def publish(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    *,
+    results: Annotated[Path, typer.Option("--results", help="Folder for the evidence.", show_default=False)],
+    pretrained: Annotated[
+        str | None,
+        typer.Option(
+            "--pretrained", metavar="MODEL/DATA", help="Also keep the network under this name.", show_default=False
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --results holds.")] = False,
+) -> None:
+    """Publish a certified run. Its evidence as text, its network as a pretrained folder.
+
+    Example:  python -m lab publish runs/mine --results lab/results/mine --pretrained mine/digits
+
+    Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
+    With --pretrained also config.json, model.safetensors and a model card: inside the package bronet, or above 8 MB in
+    the folder weights, with a line in the manifest. The weights must be rounded already (bronet round), so that the
+    published certificate is theirs.
+    """
+    from lab.publish import publish as publish_run
+
+    for path in publish_run(run, results, pretrained=pretrained, overwrite=overwrite):
+        typer.echo(f"wrote    {path}")
+
+
+@app.command()
 def pack(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders that bronet publish wrote.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders that lab publish wrote.")],
 ) -> None:
     """Pack the rows of published runs into one small file each.
 

@@ -1,6 +1,6 @@
 """Published rows in one small file per run, `rows.npz.xz`, beside the files of facts that vouch for them.
 
-A folder that `bronet publish` wrote is packed once. Radii, and the radii of the naive way, come back bit for bit.
+A folder that `python -m lab publish` wrote is packed once. Radii, proved and naive, come back bit for bit.
 Margins, which only Figure 12 draws, are rounded down to float32, so they are lower bounds of the margins that were
 computed. Every file of facts names the SHA-256 of the CSV file that its rows unpack to, and a packed certificate is
 sealed again over that. Rows are unpacked into an ordinary run folder, so that they go through the checks of every run.
@@ -55,7 +55,9 @@ def pack(folder: Path) -> Path:
                 facts[path] = replace(certificate, rows_sha256=file_hash(table)).sealed()
             packed |= {f"{path.stem}/{name}": column for name, column in columns.items()}
     if not packed:
-        raise BronetError(f"a folder to pack must hold rows of a certificate, got {folder}; run bronet publish first")
+        raise BronetError(
+            f"a folder to pack must hold rows of a certificate, got {folder}; run python -m lab publish first"
+        )
     buffer = io.BytesIO()
     np.savez(buffer, **packed)  # type: ignore[arg-type]
     replace_bytes(folder / FILE, lzma.compress(buffer.getvalue(), filters=FILTERS))

@@ -1,4 +1,4 @@
-"""A folder as `bronet publish` writes it, with rows whose statistics are known beforehand."""
+"""A folder as `python -m lab publish` writes it, with rows whose statistics are known beforehand."""
 
 import json
 from dataclasses import replace

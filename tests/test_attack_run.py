@@ -20,7 +20,6 @@ from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
-from bronet.pretrained.publish import publish
 from bronet.recipe import override, to_text
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan, AttackRow, read_attack, read_attack_rows
@@ -29,6 +28,7 @@ from bronet.run.folder import open_run
 from bronet.run.rows import read_certificate_rows, write_certificate_rows
 from bronet.run.weights import load_model
 from certificates import edit_certificate
+from lab.publish import publish
 from tiny_run import train_tiny_run
 
 IMAGES = 24

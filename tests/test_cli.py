@@ -17,7 +17,7 @@ from bronet.recipe import from_text, named_recipe, override, recipe_names, to_te
 
 COMMANDS = (
     *("quickstart", "train", "certify", "report", "verify", "attack", "serve", "export", "recipes"),
-    *("check", "bench", "round", "publish", "info"),
+    *("check", "bench", "round", "info"),
 )
 HELP_SECONDS = 0.5
 HEAVY = ("torch", "numpy", "matplotlib", "yaml", "bronet.recipe", "bronet.data")

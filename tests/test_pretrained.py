@@ -28,7 +28,7 @@ from bronet.pretrained.places import (
     published_networks,
     user_home,
 )
-from bronet.recipe import override, to_text
+from bronet.recipe import override
 from bronet.run.certificate import file_hash
 from bronet.run.folder import open_run
 from bronet.run.rows import read_certificate_rows
@@ -73,24 +73,9 @@ def test_saving_twice_gives_the_same_bytes_and_rounding_is_idempotent(run: Path,
     rounded = round_run(run, tmp_path / "rounded")
     assert rounded.weights.read_bytes() == (saved / "model.safetensors").read_bytes()
     again = save_pretrained(rounded.path, tmp_path / "again")
-    assert {path.name for path in again.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert {path.name for path in again.iterdir()} == {"config.json", "model.safetensors"}
     assert (again / "model.safetensors").read_bytes() == rounded.weights.read_bytes()
     assert "rounded to bf16" in (again / "config.json").read_text()
-
-
-def test_the_card_shows_numbers_only_of_a_certificate_of_the_same_network(run: Path, tmp_path: Path) -> None:
-    certified = shutil.copytree(run, tmp_path / "certified")
-    certify_run(certified, limit=20)
-    card = save_pretrained(certified, tmp_path / "float32") / "README.md"
-    assert "No certificate of these weights" in card.read_text()
-    rounded = round_run(run, tmp_path / "rounded")
-    certify_run(rounded.path, limit=20)
-    card = save_pretrained(rounded.path, tmp_path / "bf16") / "README.md"
-    assert "On 20 test images of digits" in card.read_text()
-    other = override(rounded.recipe, ["model.padding_mode=circular"])
-    rounded.recipe_file.write_text(to_text(other))
-    card = save_pretrained(rounded.path, tmp_path / "circular") / "README.md"
-    assert "No certificate of these weights" in card.read_text()
 
 
 def _json(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
@@ -269,7 +254,7 @@ def test_the_users_own_folder_is_the_one_that_the_variable_names(
 
 
 def test_a_larger_network_is_downloaded_whole_and_checked(saved: Path, tmp_path: Path) -> None:
-    names = ("README.md", "model.safetensors", "config.json")
+    names = ("model.safetensors", "config.json")
     files = tuple(PublishedFile(name, (saved / name).stat().st_size, file_hash(saved / name)) for name in names)
     with serving_files(saved) as address:
         network = PublishedNetwork("tiny/digits", address, "bronet train", "results", files)
@@ -277,7 +262,7 @@ def test_a_larger_network_is_downloaded_whole_and_checked(saved: Path, tmp_path:
         assert folder == tmp_path / "home" / "tiny" / "digits"
         assert all((folder / name).read_bytes() == (saved / name).read_bytes() for name in names)
         load_pretrained(folder)
-        wrong = (files[0], PublishedFile(names[1], 0, "0" * 64), files[2])
+        wrong = (PublishedFile(names[0], 0, "0" * 64), files[1])
         with pytest.raises(BronetError, match=f"must have SHA256 {'0' * 64}"):
             published_folder(replace(network, files=wrong), [tmp_path / "other"])
     assert not (tmp_path / "other" / "tiny" / "digits" / "config.json").exists()

@@ -134,7 +134,7 @@ class PublishedRun:
 def published_runs(results: Path) -> list[PublishedRun]:
     """Return every published run below a folder, in the order of their paths; raise where one contradicts itself."""
     if not results.is_dir():
-        raise BronetError(f"--results must be a folder with published runs, got {results}; see bronet publish")
+        raise BronetError(f"--results must be a folder with published runs, got {results}; see python -m lab publish")
     found = []
     for recipe_file in sorted(results.rglob("recipe.yaml")):
         folder = recipe_file.parent

@@ -11,10 +11,10 @@ import pytest
 from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
-from bronet.pretrained.publish import publish
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan, read_attack_rows
 from lab.packed import FILE, pack, unpacked
+from lab.publish import publish
 from lab.tables.published import published_runs
 from tiny_run import train_tiny_run
 

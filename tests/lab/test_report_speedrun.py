@@ -12,7 +12,6 @@ from attacks import ATTACK, finished, write_attack_facts
 from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
-from bronet.pretrained.publish import publish
 from bronet.recipe import named_recipe
 from bronet.report.evidence import read_evidence
 from bronet.report.table import joined
@@ -20,6 +19,7 @@ from bronet.run.attack_rows import AttackPlan, read_attack_rows, write_attack_ro
 from bronet.run.rows import read_certificate_rows, write_certificate_rows
 from certificates import write_certificate
 from lab.commands import app
+from lab.publish import publish
 from lab.tables.fill import every_run
 from lab.tables.paper import paper_table, reproduced
 from lab.tables.published import published_runs

@@ -1,4 +1,4 @@
-"""`bronet export`, `round` and `publish`: a trained network for others, as one file or with its evidence."""
+"""`bronet export` and `round`: a trained network as one file for others, or with smaller weights."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from bronet.cli.options import RunArgument, checked_file, checked_folder, command_for, opened_runs
-
-RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 
 class FileFormat(StrEnum):
@@ -58,7 +56,7 @@ def export(
 
 
 def round_weights(
-    run: RunFolderArgument,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     *,
     out: Annotated[
         Path,
@@ -76,28 +74,3 @@ def round_weights(
 
     result = round_run(run, out)
     typer.echo(f"rounded: {result.weights}\nnext:    {command_for('certify', result.path)}")
-
-
-def publish(
-    run: RunFolderArgument,
-    *,
-    results: Annotated[Path, typer.Option("--results", help="Folder for the evidence.")],
-    pretrained: Annotated[
-        str | None,
-        typer.Option("--pretrained", metavar="MODEL/DATA", help="Also keep the network under this name."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --results holds.")] = False,
-) -> None:
-    """Publish a certified run. Its evidence as text, its network as a pretrained folder.
-
-    Example:  bronet publish runs/quickstart-bf16 --results lab/results/digits --pretrained bronet-digits/digits
-
-    Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
-    With --pretrained also config.json, model.safetensors and a model card: inside this package, or above 8 MB in the
-    folder weights of its checkout, with a line in the manifest. The weights must be rounded already (bronet round), so
-    that the published certificate is theirs.
-    """
-    from bronet.pretrained.publish import publish as publish_run
-
-    for path in publish_run(run, results, pretrained=pretrained, overwrite=overwrite):
-        typer.echo(f"wrote    {path}")

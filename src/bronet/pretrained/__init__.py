@@ -1,4 +1,4 @@
-"""Trained networks as folders of three files: config.json, model.safetensors (bf16) and a model card.
+"""Trained networks as folders with config.json and model.safetensors (bf16); published ones have a card.
 
 Some have a name, such as "bronet-digits/digits" (`places` says where they lie); any other folder of that form can be
 named by its path. Reading such a folder never runs code.

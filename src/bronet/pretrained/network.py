@@ -26,7 +26,6 @@ from bronet.run.folder import RunFolder
 from bronet.run.weights import stored_recipe, trained_model
 
 WEIGHTS = "model.safetensors"
-CARD = "README.md"
 ADVICE = "a pretrained folder needs it"
 FORMAT = "bronet"
 VERSION = 1

@@ -4,7 +4,6 @@ Small networks are in the package. The larger ones are listed in its manifest wi
 from any other place is the published network or is refused. (A manifest beside the weights could be changed with them.)
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,15 +14,12 @@ from pathlib import Path
 
 from bronet.data.archive import Digest, check_digest, download_file
 from bronet.errors import BronetError
-from bronet.files import read_object, replace_text
-from bronet.records import Place, as_plain, read_record
-from bronet.run.certificate import file_hash
+from bronet.files import read_object
+from bronet.records import Place, read_record
 
 HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
-LARGEST_IN_PACKAGE = 8_000_000
-"""Bytes of weights: a larger network would make the package as large for everyone."""
 SOURCES = "src"
 """Name of the folder above the package in a checkout."""
 
@@ -96,17 +92,6 @@ def read_manifest(path: Path) -> Manifest:
     """Return the content of a manifest; empty if there is no such file."""
     content = read_object(path) if path.exists() else {"networks": []}
     return read_record(Manifest, content, Place("manifest", str(path)))
-
-
-def add_to_manifest(path: Path, name: str, folder: Path, *, source: str, results: str) -> None:
-    """List a network, in place of an earlier one with this name, with the bytes and the hash of every file."""
-    names = sorted((file.name for file in folder.iterdir()), key=lambda name: (name == CONFIG, name))
-    files = tuple(PublishedFile(name, (folder / name).stat().st_size, file_hash(folder / name)) for name in names)
-    network = PublishedNetwork(name=name, url="", source=source, results=results, files=files)
-    others = (other for other in read_manifest(path).networks if other.name != name)
-    manifest = Manifest(tuple(sorted((*others, network), key=lambda network: network.name)))
-    replace_text(path, json.dumps(as_plain(manifest), indent=2) + "\n")
-    published_networks.cache_clear()
 
 
 def packaged_names() -> tuple[str, ...]:

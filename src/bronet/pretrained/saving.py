@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_file, replace_text
-from bronet.pretrained.card import model_card
 from bronet.pretrained.network import (
-    CARD,
     WEIGHTS,
     PretrainedConfig,
     TrainedNetwork,
@@ -31,8 +29,6 @@ from bronet.pretrained.network import (
 from bronet.pretrained.places import CONFIG
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys
-from bronet.report.evidence import read_evidence
-from bronet.report.table import Summary, summarize
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder, create_run, open_run, remove_run
 from bronet.run.weights import load_model, save_weights
@@ -41,39 +37,25 @@ REMARK = "kernels and matrices rounded to bf16 after training"
 ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
 
 
-def save_pretrained(run: RunFolder | Path | str, folder: Path | str, *, name: str = "") -> Path:
-    """Write the network of a run as config.json, model.safetensors and README.md, and return the folder.
+def save_pretrained(run: RunFolder | Path | str, folder: Path | str) -> Path:
+    """Write the network of a run as model.safetensors (rounded to bf16) and config.json, and return the folder.
 
-    Guaranteed: the card shows numbers only if the run has a certificate of exactly these rounded weights; see
-    `round_run`. A folder with a run in it is refused. The configuration is written last, and names the weights by hash.
+    A folder with a run in it is refused. The configuration is written last, and names the weights by their hash.
     """
     run, folder = open_run(run), Path(folder)
     if RunFolder(folder).recipe_file.exists():
         raise BronetError(f"a pretrained network needs a folder of its own, got the run {folder}; choose another")
-    recipe = run.recipe
-    model = load_model(run)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    save_rounded(folder / WEIGHTS, model, recipe=recipe)
+    save_rounded(folder / WEIGHTS, load_model(run), recipe=run.recipe)
+    spec = run.recipe.data.spec()
     config = PretrainedConfig(
-        recipe=recipe,
-        dataset=recipe.data.spec(),
-        classes=class_names(recipe.data.spec()),
+        recipe=run.recipe,
+        dataset=spec,
+        classes=class_names(spec),
         weights_sha256=file_hash(folder / WEIGHTS),
         record=published_record(run.record),
     )
-    summary = _certified(run, config.weights_sha256)
-    replace_text(folder / CARD, model_card(name or folder.resolve().name, config, parameters, summary))
     replace_text(folder / CONFIG, config_text(config))
     return folder
-
-
-def _certified(run: RunFolder, weights_sha256: str) -> Summary | None:
-    """Return what is proved of these weights and this recipe on the test images; None if the run does not say."""
-    if not run.certificate().facts.exists():
-        return None
-    evidence = read_evidence(run)
-    network = {"weights_sha256": weights_sha256, "recipe_sha256": file_hash(run.recipe_file)}
-    return summarize(evidence) if evidence.certificate.network.items() <= network.items() else None
 
 
 def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:

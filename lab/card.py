@@ -1,7 +1,4 @@
-"""The model card: what the network is, how it was trained, what is proved of it, what it is not for.
-
-Its numbers come from certified rows of the same weights, or it says that there are none.
-"""
+"""The card of a published network: what it is, how it was trained, what is proved of it, what it is not for."""
 
 from bronet.pretrained.network import PretrainedConfig
 from bronet.report.table import Summary, number_text, percent
@@ -63,8 +60,8 @@ The weights are published under the MIT licence. Training data: {licence}
 """
 
 
-def model_card(name: str, config: PretrainedConfig, parameters: int, summary: Summary | None) -> str:
-    """Return the card as Markdown; `summary` is what is proved of these very weights, None if nothing was."""
+def model_card(name: str, config: PretrainedConfig, parameters: int, summary: Summary) -> str:
+    """Return the card as Markdown; `summary` must be what is proved of these very weights."""
     spec = config.recipe.data.spec()
     return TEXT.format(
         name=name,
@@ -86,14 +83,12 @@ def _training(config: PretrainedConfig) -> str:
         ("loss", recipe.loss.name),
         ("seed, precision", f"{recipe.train.seed}, {recipe.train.precision}"),
         *((key, str(record[key])) for key in ("device", "seconds", "commit", "finished") if key in record),
-        *(("command", f"`{record[key]}`") for key in ("command",) if key in record),
+        *([("command", f"`{record['command']}`")] if "command" in record else []),
     ]
     return "| | |\n|---|---|\n" + "\n".join(f"| {what} | {value} |" for what, value in facts)
 
 
-def _proved(summary: Summary | None) -> str:
-    if summary is None:
-        return "No certificate of these weights was published with them; `bronet certify` makes one."
+def _proved(summary: Summary) -> str:
     certificate, statistics = summary.evidence.certificate, summary.statistics
     lines = [
         f"On {certificate.images:,} {certificate.split} images of {certificate.data}, in float64, rounding counted:",

@@ -1,4 +1,4 @@
-"""Publishing a certified run: its evidence as a small folder of text, its network as a pretrained folder.
+"""Publishing a certified run: its evidence as a small folder of text, its network as a pretrained folder with a card.
 
 The evidence is what every table is recomputed from: recipe, record, log, one row per image, certificate, attacks. Paths
 of the machine are removed from commands, and the certificate is sealed again; no number changes.
@@ -11,15 +11,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, replace_bytes, require_writable
-from bronet.pretrained.network import WEIGHTS
-from bronet.pretrained.places import LARGEST_IN_PACKAGE, MANIFEST, add_to_manifest, checkout_home, package_home
+from bronet.files import Json, replace_bytes, replace_text, require_writable
+from bronet.pretrained.network import WEIGHTS, read_config
+from bronet.pretrained.places import (
+    CONFIG,
+    MANIFEST,
+    Manifest,
+    PublishedFile,
+    PublishedNetwork,
+    package_home,
+    published_networks,
+    read_manifest,
+)
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
+from bronet.records import as_plain
+from bronet.report.evidence import read_evidence
+from bronet.report.table import summarize
 from bronet.run.attack_rows import check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
+from lab.card import model_card
 
+CARD = "README.md"
+LARGEST_IN_PACKAGE = 8_000_000
+"""Bytes of weights: a larger network would make the package as large for everyone."""
+WEIGHTS_FOLDER = Path(__file__).parents[1] / "weights"
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*")
 
 
@@ -43,8 +60,8 @@ def publish(
         results: the folder of its evidence, new or empty unless `overwrite` is set.
         pretrained: the name of the network, "model/data".
         overwrite: replace what `results` holds.
-        package: where small networks lie; by default in this package.
-        weights: where larger ones lie, listed in the package's manifest; by default in the package's checkout.
+        package: where small networks lie; by default in the package bronet.
+        weights: where larger ones lie, listed in the package's manifest; by default in the folder `weights`.
         largest_in_package: bytes of weights up to which a network is small.
     """
     run, results = open_run(run), Path(results)
@@ -68,8 +85,8 @@ def publish(
     if pretrained is not None:
         _check_name(pretrained, run.recipe.data.name)
         _check_rounded(run)
-        if (size := run.weights.stat().st_size) > largest_in_package:
-            home = _large_home(weights or checkout_home(), size, largest_in_package)
+        if run.weights.stat().st_size > largest_in_package:
+            home = weights or WEIGHTS_FOLDER
     earlier = [path for path in target.evidence() if path.is_file()]
     for path, content in contents.items():
         replace_bytes(path, content)
@@ -77,14 +94,17 @@ def publish(
         if path not in contents:
             path.unlink()
     if pretrained is not None:
-        folder = save_pretrained(run.path, home / pretrained, name=pretrained)
+        folder = save_pretrained(run, home / pretrained)
+        parameters = sum(parameter.numel() for parameter in load_model(run).parameters())
+        card = model_card(pretrained, read_config(folder / CONFIG), parameters, summarize(read_evidence(run)))
+        replace_text(folder / CARD, card)
         if home == package:
             return [results, folder]
         command = published_record(run.record).get("command", "bronet train")
         inside = results.resolve().is_relative_to(home.resolve().parent)
         place = results.resolve().relative_to(home.resolve().parent).as_posix() if inside else results.name
         manifest = package / MANIFEST
-        add_to_manifest(manifest, pretrained, folder, source=f"{command}; then bronet round", results=place)
+        _add_to_manifest(manifest, pretrained, folder, source=f"{command}; then bronet round", results=place)
         return [results, folder, manifest]
     return [results]
 
@@ -126,14 +146,15 @@ def _attacks(run: RunFolder, results: Path) -> dict[Path, bytes]:
     return contents
 
 
-def _large_home(weights: Path | None, size: int, largest: int) -> Path:
-    """Return the folder of networks that are too large for the package."""
-    if weights is None:
-        raise BronetError(
-            f"weights in the package must have at most {largest:,} bytes, got {size:,}; larger ones are kept in a "
-            "checkout's folder weights: publish with the bronet of a checkout"
-        )
-    return weights
+def _add_to_manifest(path: Path, name: str, folder: Path, *, source: str, results: str) -> None:
+    """List a network, in place of an earlier one with this name, with the bytes and the hash of every file."""
+    names = sorted((file.name for file in folder.iterdir()), key=lambda name: (name == CONFIG, name))
+    files = tuple(PublishedFile(name, (folder / name).stat().st_size, file_hash(folder / name)) for name in names)
+    network = PublishedNetwork(name=name, url="", source=source, results=results, files=files)
+    others = (other for other in read_manifest(path).networks if other.name != name)
+    manifest = Manifest(tuple(sorted((*others, network), key=lambda network: network.name)))
+    replace_text(path, json.dumps(as_plain(manifest), indent=2) + "\n")
+    published_networks.cache_clear()
 
 
 def _check_name(name: str, data: str) -> None:
