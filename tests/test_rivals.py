@@ -319,3 +319,15 @@ def test_sums_of_the_rescaling_are_those_of_the_autocorrelation() -> None:
         columns = kernel.transpose(0, 1)
         gram = torch.nn.functional.conv2d(columns, columns, padding=k - 1)
         torch.testing.assert_close(absolute_sums(kernel, q), (gram.abs().sum((2, 3)) @ q) / q)
+
+
+@torch.no_grad()
+def test_the_norm_that_cpl_keeps_is_always_that_of_its_kernel() -> None:
+    layer = CPLConv2d(3, 3, input_size=(5, 5), dtype=torch.float64).eval()
+    x = draw(2, 3, 5, 5)
+    layer(x)
+    layer.weight.data.copy_(draw(3, 3, 3, 3))  # which torch does not count as a change
+    fresh = CPLConv2d(3, 3, input_size=(5, 5), dtype=torch.float64).eval()
+    fresh.load_state_dict(layer.state_dict())
+    for image in (x, x, x[..., :4]):
+        assert_close(layer(image), fresh(image), rtol=1e-12, atol=1e-12)

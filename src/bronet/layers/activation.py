@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, batch_first, batch_last, require_channels, require_shape
+from bronet.layers.base import LipschitzLayer, OneLipschitz, batch_first, batch_last, require_channels, require_shape
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
@@ -46,7 +46,7 @@ def max_min(x: Tensor) -> Tensor:
     return batch_first(_Sorted.apply(a, b) if differentiated else _Sorted.forward(a, b))
 
 
-class MaxMin(LipschitzLayer):
+class MaxMin(OneLipschitz):
     """(a, b) -> (max(a, b), min(a, b)); a permutation of each pair, so nothing is lost and nothing is rounded."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,9 +54,6 @@ class MaxMin(LipschitzLayer):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return exact(max_min, shape)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
 
 
 class Householder(LipschitzLayer):
@@ -79,8 +76,7 @@ class Householder(LipschitzLayer):
             raise BronetError(f"channels must be even and at least 2 (Householder pairs them), got {channels}")
         if order not in (1, 2):
             raise BronetError(f"order of a Householder activation must be 1 or 2, got {order}")
-        angles = torch.empty(order, channels // 2, device=device, dtype=dtype)
-        self.angles = nn.Parameter(angles)
+        self.angles = nn.Parameter(torch.empty(order, channels // 2, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -126,8 +122,7 @@ def _norm_of_fold(sin: Tensor, cos: Tensor) -> float:
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    channels = x.shape[1]
-    if channels % 2:
-        raise BronetError(f"channels must be even (the activation pairs them), got {channels}")
-    a, b = batch_last(x).split(channels // 2, dim=-2)
+    if x.shape[1] % 2:
+        raise BronetError(f"channels must be even (the activation pairs them), got {x.shape[1]}")
+    a, b = batch_last(x).chunk(2, dim=-2)
     return a, b

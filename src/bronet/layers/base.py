@@ -54,6 +54,13 @@ class LipschitzLayer(nn.Module, ABC):
         """Improve what `lipschitz_estimate` returns; layers that are 1-Lipschitz by construction have nothing to do."""
 
 
+class OneLipschitz(LipschitzLayer):
+    """A layer that is 1-Lipschitz whatever its parameters, on images of every size."""
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return 1.0
+
+
 class DerivedLayer(LipschitzLayer, Generic[T]):
     """A layer whose weights are derived from its parameters: T is what `derive` returns."""
 

@@ -1,16 +1,19 @@
 """Dense orthogonal layers: the BRO reflector (Proposition 1) and the Cholesky map, both acting on dimension 1.
 
 On (b, c, h, w) they act on every pixel alike, which is how the neck's patch layer is built. The BRO layer is applied in
-factored form: an m x m matrix is never formed, however wide the layer.
+factored form: an m x m matrix is never formed, however wide the layer. `orthogonal_bro` forms it, for other modules.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
+from bronet.errors import BronetError
 from bronet.layers.base import (
     DerivedLayer,
     batch_first,
@@ -28,11 +31,13 @@ from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLay
 from bronet.layers.residual_kernel import IdentityResidual, residual_of, with_residual
 from bronet.ortho.cholesky import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
-from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, unit_scaled
+from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+T = TypeVar("T")
 
 
 class DenseFactors(NamedTuple):
@@ -51,13 +56,14 @@ class _DenseInversion(Inversion):
         return list(dense_inverse(V, ridge=self.ridge).to(self.dtype).unbind())
 
 
-class _Dense(DerivedLayer[DenseFactors]):
+class _Dense(DerivedLayer[T]):
     """What the two dense layers share: sizes, checks, and the residual re-parameterisation."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, ridge: float) -> None:
         super().__init__()
         require_counts(in_features=in_features, out_features=out_features)
-        self.in_features, self.out_features = in_features, out_features
+        require_ridge(ridge)
+        self.in_features, self.out_features, self.ridge = in_features, out_features, ridge
         self.weight: nn.Parameter
         self.residual: IdentityResidual | None
 
@@ -74,8 +80,11 @@ class _Dense(DerivedLayer[DenseFactors]):
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.proved((self.in_features,)).lipschitz
 
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
 
-class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
+
+class BROLinear(_Dense[DenseFactors], ReflectorLayer[DenseFactors]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -95,11 +104,9 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features)
-        require_ridge(ridge)
-        m, n = max(in_features, out_features), reflected_rank(rank, in_features, out_features)
-        self.rank, self.ridge = n, ridge
-        self.weight = nn.Parameter(torch.empty(m, n, device=device, dtype=dtype))
+        super().__init__(in_features, out_features, ridge)
+        self.rank, m = reflected_rank(rank, in_features, out_features), max(in_features, out_features)
+        self.weight = nn.Parameter(torch.empty(m, self.rank, device=device, dtype=dtype))
         self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
@@ -127,9 +134,8 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_features, "BROLinear")
         Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
-        squared = factor_norm(Q)
+        squared, features = factor_norm(Q), self.out_features
         size, magnitude = up(squared**0.5), absolute_norm(Q)
-        features = self.out_features
         Q_in, Q_out = Q[: self.in_features], Q[:features]
         error = 2 * gain_of_products([Product(size, magnitude, Q.shape[0]), Product(size, magnitude, Q.shape[1])])
         gain = up(error + gamma(1) * (1 + 2 * squared + error))
@@ -141,10 +147,10 @@ class BROLinear(_Dense, ReflectorLayer[DenseFactors]):
         return ProvedMap(apply, (self.out_features, *shape[1:]), reflector_norm(squared), gain, UNDERFLOW)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
+        return f"{super().extra_repr()}, rank={self.rank}"
 
 
-class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
+class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[Tensor]):
     """x -> W x with W = L^-1 V, L L' = V V' + ridge: (semi-)orthogonal rows, singular values at most one."""
 
     def __init__(
@@ -157,9 +163,7 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features)
-        require_ridge(ridge)
-        self.ridge = ridge
+        super().__init__(in_features, out_features, ridge)
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
@@ -168,13 +172,12 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         assert isinstance(key, torch.dtype)
         return self.V(key)
 
-    def derive_from(self, source: Tensor) -> DenseFactors:
-        W = cholesky_orthogonal(source, ridge=self.ridge)
-        return DenseFactors(W, W)
+    def derive_from(self, source: Tensor) -> Tensor:
+        return cholesky_orthogonal(source, ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
-        W = like_input(self.derived(self.precision_for(x)).V, x)
+        W = like_input(self.derived(self.precision_for(x)), x)
         return batch_first(W @ batch_last(x))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
@@ -184,5 +187,60 @@ class CholeskyLinear(_Dense, PreparedWeightLayer[DenseFactors]):
         products = [Product(norm, absolute_norm(W), self.in_features)]
         return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)
 
+
+class BlockReflector(nn.Module):
+    """V -> the first rows and columns of I - 2 V (V'V)^-1 V', so many as the weight has.
+
+    Guaranteed: singular values at most one, for every V, up to rounding; all equal to one where V has full rank, up to
+    the ridge: rows or columns, whichever are fewer, are orthonormal. Computed in float32 or better, outside autocast.
+    """
+
+    def __init__(self, out_features: int, in_features: int, *, rank: int, ridge: float) -> None:
+        super().__init__()
+        self.out_features, self.in_features, self.rank, self.ridge = out_features, in_features, rank, ridge
+
+    def forward(self, V: Float[Tensor, "m n"]) -> Float[Tensor, "out in"]:
+        with without_autocast(V.device.type):
+            scaled = unit_scaled(V.to(torch.promote_types(V.dtype, torch.float32)))
+            inverse = dense_inverse(scaled, ridge=self.ridge)
+            product = scaled[: self.out_features] @ inverse @ scaled[: self.in_features].mT
+            eye = torch.eye(self.out_features, self.in_features, dtype=scaled.dtype, device=V.device)
+            return (eye - 2 * product).to(V.dtype)
+
+    def right_inverse(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "m n"]:
+        """Return a new random V: a weight that is no reflector has no V, so what it was does not matter."""
+        m = max(self.out_features, self.in_features)
+        return torch.randn(m, self.rank, device=weight.device, dtype=weight.dtype) / m
+
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
+        return f"{self.out_features}, {self.in_features}, rank={self.rank}"
+
+
+def orthogonal_bro(
+    module: nn.Module, name: str = "weight", *, rank: int | None = None, ridge: float | None = None
+) -> nn.Module:
+    """Parametrize a module's matrix by a block reflector and return the module; its value is drawn anew.
+
+    For the weights of modules that are not ours, in the style of torch.nn.utils.parametrizations.orthogonal. The
+    parameter is then `module.parametrizations.<name>.original`, V. W is formed, unlike in `BROLinear`: m n^2 operations
+    and an m x m matrix, m the larger side. Guaranteed: singular values at most one up to rounding. The module has no
+    proof of its own; `bronet.check` bounds the weight it ends with.
+
+    Args:
+        name: of the parameter, a matrix.
+        rank: n columns of V, 1 <= n < m = max(rows, columns); default m // 2, or the smaller side where they differ.
+        ridge: relative ridge on V'V; the published ones by default, smaller for square matrices.
+    """
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor):
+        raise BronetError(f"{name!r} must be a parameter of {type(module).__name__}, which has none of this name")
+    if weight.ndim != 2:
+        shape = tuple(weight.shape)
+        raise BronetError(f"{name} must be a matrix, got shape {shape}; for convolutions use bronet.BROConv2d")
+    rows, columns = weight.shape
+    n = reflected_rank(rank, columns, rows)
+    relative = ridge if ridge is not None else (BRO_RIDGE if rows == columns else SEMI_ORTHOGONAL_RIDGE)
+    require_ridge(relative)
+    # V has another shape than W, which torch allows only where it need not check a round trip.
+    register_parametrization(module, name, BlockReflector(rows, columns, rank=n, ridge=relative), unsafe=True)
+    return module

@@ -1,10 +1,12 @@
 """Layers that move or compare numbers: pixel unshuffle (a stride as channels), flattening, pooling. All 1-Lipschitz."""
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, batch_first, batch_last
+from bronet.layers.base import OneLipschitz, batch_first, batch_last
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, gamma
 
@@ -64,22 +66,7 @@ def flatten_pixels(x: Tensor) -> Tensor:
     return batch_first(batch_last(x).flatten(0, -2))
 
 
-def l2_norm_pool(x: Tensor, patch: int) -> Tensor:
-    """Return the l2 norm of each channel over patch x patch windows."""
-    return batch_first(torch.linalg.vector_norm(cut_windows(x, patch), dim=(1, 3)))
-
-
-def max_pool(x: Tensor, patch: int) -> Tensor:
-    """Return the largest number of each channel in every patch x patch window."""
-    return batch_first(torch.amax(cut_windows(x, patch), dim=(1, 3)))
-
-
-def scaled_mean_pool(x: Tensor, patch: int) -> Tensor:
-    """Return the sum over patch x patch windows divided by `patch`."""
-    return batch_first(torch.sum(cut_windows(x, patch), dim=(1, 3)) / patch)
-
-
-class PixelUnshuffle(LipschitzLayer):
+class PixelUnshuffle(OneLipschitz):
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
 
     def __init__(self, factor: int) -> None:
@@ -95,11 +82,8 @@ class PixelUnshuffle(LipschitzLayer):
         (c, h, w), factor = shape, self.factor
         return exact(lambda x: unshuffle(x, factor), (c * factor**2, h // factor, w // factor))
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
 
-
-class Flatten(LipschitzLayer):
+class Flatten(OneLipschitz):
     """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,79 +92,69 @@ class Flatten(LipschitzLayer):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return exact(flatten_pixels, (int(torch.Size(shape).numel()),))
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
+
+class _Pool(OneLipschitz):
+    """One number for each channel of every patch x patch window; no windows overlap."""
+
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        if patch < 1:
+            raise BronetError(f"patch of {type(self).__name__} must be at least 1, got {patch}")
+        self.patch = patch
+
+    @staticmethod
+    @abstractmethod
+    def pooled(windows: Tensor) -> Tensor:
+        """Return the numbers of windows (h, patch, w, patch, c, b), whose patches are square."""
+
+    def rounding(self) -> tuple[float, float]:
+        """Return gain and offset of `pooled`; nothing is rounded by default."""
+        return 0.0, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batch_first(self.pooled(cut_windows(x, self.patch)))
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        (c, h, w), patch, pooled = shape, self.patch, self.pooled
+        apply = lambda x: batch_first(pooled(cut_windows(x, patch)))  # noqa: E731
+        return ProvedMap(apply, (c, h // patch, w // patch), 1.0, *self.rounding())
 
 
-class L2NormPool(LipschitzLayer):
+class L2NormPool(_Pool):
     """The l2 norm of each channel over patch x patch windows; 1-Lipschitz by the triangle inequality (App. B.2).
 
     Its gradient at an all-zero window is zero.
     """
 
-    def __init__(self, patch: int) -> None:
-        super().__init__()
-        if patch < 1:
-            raise BronetError(f"patch of L2NormPool must be at least 1, got {patch}")
-        self.patch = patch
+    @staticmethod
+    def pooled(windows: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(windows, dim=(1, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return l2_norm_pool(x, self.patch)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), patch = shape, self.patch
+    def rounding(self) -> tuple[float, float]:
         # Squares, their sum and the root: relative error gamma_{p^2 + 2}. Squares below 2^-1022 vanish, roots of them
         # do not.
-        shape_out = (c, h // patch, w // patch)
-        return ProvedMap(
-            lambda x: l2_norm_pool(x, patch), shape_out, 1.0, gain=gamma(patch**2 + 2), offset=NORM_UNDERFLOW
-        )
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
+        return gamma(self.patch**2 + 2), NORM_UNDERFLOW
 
 
-class MaxPool(LipschitzLayer):
-    """The largest number of each patch x patch window, per channel: 1-Lipschitz as no windows overlap, and exact."""
+class MaxPool(_Pool):
+    """The largest number of each patch x patch window, per channel: 1-Lipschitz, and exact."""
 
-    def __init__(self, patch: int) -> None:
-        super().__init__()
-        if patch < 1:
-            raise BronetError(f"patch of MaxPool must be at least 1, got {patch}")
-        self.patch = patch
-
-    def forward(self, x: Tensor) -> Tensor:
-        return max_pool(x, self.patch)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), patch = shape, self.patch
-        return exact(lambda x: max_pool(x, patch), (c, h // patch, w // patch))
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
+    @staticmethod
+    def pooled(windows: Tensor) -> Tensor:
+        return torch.amax(windows, dim=(1, 3))
 
 
-class ScaledMeanPool(LipschitzLayer):
+class ScaledMeanPool(_Pool):
     """The sum over patch x patch windows divided by `patch`: the product with a unit vector for every window.
 
     It is the mean scaled to norm one, the pooling of the published CPL and SLL networks.
     """
 
-    def __init__(self, patch: int) -> None:
-        super().__init__()
-        if patch < 1:
-            raise BronetError(f"patch of ScaledMeanPool must be at least 1, got {patch}")
-        self.patch = patch
+    @staticmethod
+    def pooled(windows: Tensor) -> Tensor:
+        return torch.sum(windows, dim=(1, 3)) / windows.shape[1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return scaled_mean_pool(x, self.patch)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), patch = shape, self.patch
+    def rounding(self) -> tuple[float, float]:
         # p^2 - 1 additions, and a division that some devices compute as a product with 1 / p: two roundings. The norm
         # of the absolute values is one as well.
-        gain, apply = gamma(patch**2 + 1), lambda x: scaled_mean_pool(x, patch)
-        return ProvedMap(apply, (c, h // patch, w // patch), 1.0, gain, UNDERFLOW)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
+        return gamma(self.patch**2 + 1), UNDERFLOW

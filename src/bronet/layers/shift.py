@@ -4,13 +4,14 @@ Normalisation is a layer so that radii stay in pixel space: one over its standar
 Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_channels, require_shape
+from bronet.layers.base import LipschitzLayer, OneLipschitz, require_channels, require_shape
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
@@ -62,7 +63,37 @@ def local_mean(mean: Tensor) -> Tensor:
     return mean
 
 
-class Centring(LipschitzLayer):
+class _Shift(OneLipschitz):
+    """x -> x - mean + bias per channel, the mean where there is one."""
+
+    mean: Tensor | None
+
+    def __init__(
+        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+
+    @abstractmethod
+    def mean_of(self, x: Tensor) -> Tensor | None:
+        """Return the mean to subtract: in training that of the batch, which the running mean follows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.bias.numel(), type(self).__name__)
+        return x + _column(self._without(self.mean_of(x)).to(x.dtype), x)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.bias.numel(), type(self).__name__)
+        shift = self._without(self.mean).detach().double().clone()  # a float64 model must not share it with a proof
+        size = float(torch.linalg.vector_norm(shift)) * torch.Size(shape[1:]).numel() ** 0.5
+        apply = lambda x: x + _column(shift, x)  # noqa: E731
+        return ProvedMap(apply, shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
+
+    def _without(self, mean: Tensor | None) -> Tensor:
+        return self.bias if mean is None else self.bias - mean
+
+
+class Centring(_Shift):
     """x -> x - mean + bias per channel: the batch's mean in training, a running one (momentum 0.1) in evaluation.
 
     A constant shift in evaluation, hence 1-Lipschitz there. In training mode images of a batch influence one another;
@@ -75,17 +106,11 @@ class Centring(LipschitzLayer):
     def __init__(
         self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
-        self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
+        super().__init__(channels, device=device, dtype=dtype)
+        self.register_buffer("mean", torch.zeros_like(self.bias, requires_grad=False))
         self.mean_over_all = local_mean
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.bias.numel(), "Centring")
-        return x + _column((self.bias - self.mean_of(x)).to(x.dtype), x)
-
     def mean_of(self, x: Tensor) -> Tensor:
-        """Return the mean to subtract: in training that of the batch, which the running mean follows."""
         if not self.training:
             return self.mean
         mean = self.mean_over_all(_channel_mean(x))
@@ -93,11 +118,15 @@ class Centring(LipschitzLayer):
             self.mean.lerp_(mean.to(self.mean.dtype), _MOMENTUM)
         return mean
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return _shifted((self.bias - self.mean).detach().double(), shape, "Centring")
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
+class Bias(_Shift):
+    """x -> x + bias per channel."""
+
+    mean = None
+    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(local_mean)
+
+    def mean_of(self, x: Tensor) -> None:
+        """Nothing is centred."""
 
 
 def _channel_mean(x: Tensor) -> Tensor:
@@ -106,40 +135,6 @@ def _channel_mean(x: Tensor) -> Tensor:
 
         return channel_mean(x)
     return x.mean([d for d in range(x.ndim) if d != 1], dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-class Bias(LipschitzLayer):
-    """x -> x + bias per channel."""
-
-    mean_over_all: Callable[[Tensor], Tensor] = staticmethod(local_mean)
-
-    def __init__(
-        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.bias.numel(), "Bias")
-        return x + _column(self.bias.to(x.dtype), x)
-
-    def mean_of(self, x: Tensor) -> None:
-        """Nothing is centred: the counterpart of `Centring.mean_of`."""
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return _shifted(self.bias.detach().double(), shape, "Bias")
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return 1.0
-
-
-def _shifted(shift: Tensor, shape: tuple[int, ...], layer: str) -> ProvedMap:
-    """Return the proved map x -> x + shift: one rounding per number."""
-    require_shape(shape, shift.numel(), layer)
-    shift = shift.clone()  # a model in float64 must not share its numbers with a proof
-    pixels = torch.Size(shape[1:]).numel()
-    size = float(torch.linalg.vector_norm(shift)) * pixels**0.5
-    return ProvedMap(lambda x: x + _column(shift, x), shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
 
 
 def _column(values: Tensor, x: Tensor) -> Tensor:

@@ -39,6 +39,14 @@ class BoundedKernel(NamedTuple):
     norm: float
 
 
+class _ProvedNorm(NamedTuple):
+    """A float64 kernel, a size of images, and a proved upper bound on the norm of the convolution there."""
+
+    kernel: Tensor
+    size: tuple[int, int]
+    norm: float
+
+
 class PotentialConv2d(Convolution[Tensor]):
     """A nonlinear 1-Lipschitz layer that is square: it runs at max(c_in, c_out) channels, c_in after the stride.
 
@@ -104,8 +112,8 @@ class CPLConv2d(PotentialConv2d):
     """x - 2 U' relu(U x + b) with U = W / |W| (Meunier et al. 2022); arguments as in PotentialConv2d.
 
     Training divides by a power-iteration estimate of |W|, which can be too small. Evaluation divides by a proved norm
-    for images of this size where that is larger, as the proof does: 1-Lipschitz. Evaluate many batches inside `frozen`,
-    which keeps the norm.
+    for images of this size where that is larger, as the proof does: 1-Lipschitz. The last norm is kept with the kernel
+    that it was proved for, and serves as long as kernel and size are the same.
 
     Args:
         input_size: training estimates the norm at it, by default at 16 x 16 pixels after the stride.
@@ -121,6 +129,7 @@ class CPLConv2d(PotentialConv2d):
             h, w = (side // self.stride for side in self.input_size)
         # A circular convolution on this grid contains the zero-padded one: its norm is what proofs of large images use.
         margin = 0 if self.circular else self.kernel_size - 1
+        self._last_norm: _ProvedNorm | None = None
         self.register_buffer("power_vector", self.weight.new_empty(1, self.channels, h + margin, w + margin))
 
     def reset_parameters(self) -> None:
@@ -162,10 +171,16 @@ class CPLConv2d(PotentialConv2d):
 
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
         U = self._estimated(torch.float64)
-        norm = kept_size_norm(U.detach(), size, circular=self.circular)
+        norm = self._norm(U.detach(), size)
         if norm <= 1:
             return BoundedKernel(U, norm)
         return BoundedKernel(U / norm, up(1 + gamma(2) * absolute_convolution_norm(U.detach()) / norm))
+
+    def _norm(self, U: Tensor, size: tuple[int, int]) -> float:
+        last = self._last_norm
+        if last is None or last.size != size or U.device != last.kernel.device or not torch.equal(U, last.kernel):
+            last = self._last_norm = _ProvedNorm(U.clone(), size, kept_size_norm(U, size, circular=self.circular))
+        return last.norm
 
 
 class SLLConv2d(PotentialConv2d):
