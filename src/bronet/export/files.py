@@ -1,9 +1,9 @@
-"""The two forms of an exported network, and what a file of either says of itself (docs/export.md).
+"""The two formats of an exported network, and their metadata (docs/export.md).
 
-ONNX is one file with metadata; weights beyond what one file can hold go to a second file beside it, named by the hash
-of the weights. The torch.export form is a .pt2 archive with the metadata as a JSON file inside it (`extra_files`). The
-metadata is all that is needed to turn the file's logits into a radius: its constants are proved, as in a certificate;
-the logits that they are applied to are a float32 program's.
+ONNX is one file with metadata; weights that do not fit into it go to a second file, named by the hash of the weights.
+The torch.export format is a .pt2 archive with the metadata as a JSON file inside it (`extra_files`). The metadata is
+enough to turn logits into a radius. Its constants are proved, as in a certificate, but the logits are those of a
+float32 program.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ class ExportFacts:
         return cls(network.lipschitz, matrix, tuple(classes), network.image_shape, weights_sha256)
 
     def as_text(self) -> dict[str, str]:
-        """Return the entries of the file: every value is JSON."""
+        """Return the entries of the file, each value as JSON."""
         values: dict[str, object] = {
             "bronet_version": __version__,
             "pixels": PIXELS,
@@ -74,29 +74,23 @@ def require_onnx() -> None:
         raise BronetError(f"format onnx needs the package {missing[0]}; install it with: pip install 'bronet[onnx]'")
 
 
-def write_onnx(
-    path: Path,
-    program: ExportedProgram,
-    facts: ExportFacts,
-    *,
-    weights_beside: Path | None,
-) -> None:
-    """Write the program to `path`, its large weights to `weights_beside` if that is given; both in one folder."""
+def write_onnx(path: Path, program: ExportedProgram, facts: ExportFacts, *, weights_path: Path | None) -> None:
+    """Write the program to `path`, with its large weights in `weights_path`, in the same folder, if given."""
     import onnx_ir
 
     model = _converted(program)
     model.metadata_props.update(facts.as_text())
-    onnx_ir.save(model, path, external_data=None if weights_beside is None else weights_beside.name)
+    onnx_ir.save(model, path, external_data=None if weights_path is None else weights_path.name)
 
 
-def _converted(program: ExportedProgram) -> Any:  # an onnx_ir.Model, which is not there without the extra
-    """Return the ONNX graph, without traces of the source it came from, its batch dimension named."""
+def _converted(program: ExportedProgram) -> Any:  # an onnx_ir.Model, which needs the extra
+    """Return the ONNX graph without references to its source, and with a named batch dimension."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it tells of packages that are not needed
+    exporter.setLevel(logging.ERROR)  # it mentions packages that are not needed
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, onnxscript and onnx about one another
@@ -123,7 +117,7 @@ def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
 def write_torch(path: Path, program: ExportedProgram, facts: ExportFacts) -> None:
     """Write the program and its facts to `path`."""
     text = json.dumps({key: json.loads(value) for key, value in facts.as_text().items()}, indent=2)
-    archive = io.BytesIO()  # torch ends the process where its writer meets a full disk
+    archive = io.BytesIO()  # torch's own writer would end the process on a full disk
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch.export warns of parts of torch
         torch.export.save(program, archive, extra_files={FACTS_FILE: text})

@@ -1,7 +1,7 @@
-"""A model as a graph of products: factors frozen, everything that does not depend on the images computed once.
+"""A model as a graph of products, in which everything that does not depend on the images is a constant.
 
-The graph is that of the model's own evaluation forward, traced by torch.export with a batch of any size; no
-factorisation, no complex number and no unused parameter is left in it.
+torch.export traces the model's evaluation forward for batches of any size. The graph contains no factorisation, no
+complex number and no unused parameter.
 """
 
 import warnings
@@ -14,13 +14,13 @@ from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 
-# Two or more images, as torch.export takes a dimension of one for a constant.
+# At least two, because torch.export treats a dimension of one as a constant.
 _TRACED_IMAGES = 2
 _ONLY_CHECKS = torch.ops.aten._assert_tensor_metadata.default
 
 
 class _Forward(nn.Module):
-    """A model hidden from the tracer, so that its parameters become constants of the graph, the used ones only."""
+    """A model hidden from the tracer, so that only the parameters it uses become constants of the graph."""
 
     def __init__(self, model: CertifiableModel) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ def _traced(module: nn.Module, images: Tensor) -> ExportedProgram:
 
 
 def fold_constants(graph_module: fx.GraphModule) -> None:
-    """Compute what does not depend on the input, keep the results as buffers, and drop run-time checks.
+    """Compute whatever does not depend on the input, keep the results as buffers, and drop run-time checks.
 
-    A view of a constant, such as its transpose, stays an operation: as a buffer it would be a second copy.
-    Traces of where in the source an operation came from are dropped too: they would hold the paths of this machine.
+    A view of a constant, such as its transpose, stays an operation, because as a buffer it would be a second copy.
+    Stack traces are dropped, because they contain paths of this machine.
     """
     graph, known = graph_module.graph, dict[fx.Node, Tensor]()
     for node in list(graph.nodes):

@@ -1,6 +1,6 @@
-"""Export a trained run, or any certifiable model: freeze, trace, write, run the file, compare, and only then keep it.
+"""Export a trained run or any certifiable model, and keep the file only after running and comparing it.
 
-The file is float32; what that means for its radii is in docs/export.md.
+The file computes in float32; docs/export.md explains what that means for its radii.
 """
 
 import copy
@@ -25,9 +25,9 @@ from bronet.run.certificate import file_hash, read_certificate
 from bronet.run.folder import EXPORTS, RunFolder, open_run
 from bronet.run.weights import load_model
 
-# Images of the comparison, in batches of sizes that tracing did not see.
+# The comparison uses batches of these sizes, which tracing did not use.
 _BATCHES = (1, 15)
-# Relative to the largest logit: float32 sums of some thousand numbers, in another order, through dozens of layers.
+# Relative to the largest logit: float32 sums of thousands of numbers in another order, through dozens of layers.
 _LARGEST_DIFFERENCE = 1e-3
 
 
@@ -45,10 +45,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and the largest differences of its logits, over random images with pixels in [0, 1].
+    """The written file, and the largest differences of its logits over random images with pixels in [0, 1].
 
-    `from_float32` is the distance to the model's own float32 forward, `from_float64` to the program that a certificate
-    speaks of.
+    `from_float32` is the difference from the model's float32 forward, `from_float64` that from the program of a
+    certificate.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class Exported:
 def export_run(run: RunFolder | Path | str, *, format: Format = Format.ONNX, out: Path | None = None) -> Exported:
     """Export the trained network of a run to `out`, by default model.onnx or model.pt2 in its folder.
 
-    Classes have the names that the run's certificate gives them; those of a run without one are numbers.
+    Classes have their names in the run's certificate; without a certificate they are numbers.
     """
     run = open_run(run)
     weights = file_hash(run.weights)
@@ -80,11 +80,11 @@ def export_model(
     classes: Sequence[str] = (),
     weights_sha256: str | None = None,
 ) -> Exported:
-    """Write a model's float32 evaluation forward as a file for any number of images; the model is left alone.
+    """Write a model's float32 evaluation forward as a file for any number of images; the model is not changed.
 
-    Guaranteed: the file was run on the CPU before it took its name, and its logits are those of the model's float32
-    forward up to rounding; its gap matrix is an upper bound for the float64 network (`prove(model)`). Not guaranteed:
-    that a radius from its float32 logits covers their rounding (docs/export.md).
+    Guaranteed: the file was run on the CPU before it got its final name, and its logits are those of the model's
+    float32 forward up to rounding; its gap matrix is an upper bound for the float64 network (`prove(model)`). Not
+    guaranteed: that a radius from its float32 logits covers their rounding (docs/export.md).
     """
     path = Path(path)
     if path.suffix != format.suffix:
@@ -108,9 +108,9 @@ def _written(
     program = frozen_program(model)
     measured: list[tuple[float, float]] = []
 
-    def write_and_run(temporary: Path, *, beside: Path | None = None) -> None:
+    def write_and_run(temporary: Path, *, weights_path: Path | None = None) -> None:
         if format is Format.ONNX:
-            files.write_onnx(temporary, program, facts, weights_beside=beside)
+            files.write_onnx(temporary, program, facts, weights_path=weights_path)
             runner = files.onnx_runner(temporary)
         else:
             files.write_torch(temporary, program, facts)
@@ -119,15 +119,15 @@ def _written(
 
     size = sum(t.numel() * t.element_size() for t in (*program.state_dict.values(), *program.constants.values()))
     if format is Format.ONNX and size > files.LARGEST_SINGLE_FILE:
-        beside = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")
-        _with_new_file(beside, lambda: replace_file(path, partial(write_and_run, beside=beside)))
+        weights = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")
+        _with_new_file(weights, lambda: replace_file(path, partial(write_and_run, weights_path=weights)))
     else:
         replace_file(path, write_and_run)
     return measured[0]
 
 
 def _with_new_file(path: Path, write: Callable[[], None]) -> None:
-    """Let `write` make another file that needs this one; if it fails, this one goes too, unless it was there before."""
+    """Call `write`, which creates this file and another; if it fails, remove this one unless it existed before."""
     was_there = path.exists()
     try:
         write()
@@ -140,10 +140,7 @@ def _with_new_file(path: Path, write: Callable[[], None]) -> None:
 def _differences(
     runner: Callable[[Tensor], Tensor], model: CertifiableModel, network: ProvedNetwork
 ) -> tuple[float, float]:
-    """Return the largest differences of the file's logits from the float32 and the float64 forward, if they are small.
-
-    Raises where the float32 ones are not.
-    """
+    """Return the largest differences of the file's logits from the model's, in float32 and float64; raise if large."""
     generator = torch.Generator().manual_seed(0)
     float32 = float64 = largest = 0.0
     with frozen(model):
