@@ -1,7 +1,8 @@
 """The card of a published network: what it is, how it was trained, what is proved of it, what it is not for."""
 
 from bronet.pretrained.network import PretrainedConfig
-from bronet.report.table import Summary, number_text, percent
+from bronet.report.evidence import Evidence
+from bronet.report.table import number_text, percent
 from bronet.wording import bound_text
 
 DATA_LICENCES = {
@@ -60,8 +61,8 @@ The weights are published under the MIT licence. Training data: {licence}
 """
 
 
-def model_card(name: str, config: PretrainedConfig, parameters: int, summary: Summary) -> str:
-    """Return the card as Markdown; `summary` must be what is proved of these very weights."""
+def model_card(name: str, config: PretrainedConfig, parameters: int, evidence: Evidence) -> str:
+    """Return the card as Markdown; `evidence` must be what is proved of these very weights."""
     spec = config.recipe.data.spec()
     return TEXT.format(
         name=name,
@@ -70,7 +71,7 @@ def model_card(name: str, config: PretrainedConfig, parameters: int, summary: Su
         shape=f"{spec.channels} x {spec.height} x {spec.width}",
         classes=spec.classes,
         training=_training(config),
-        proved=_proved(summary),
+        proved=_proved(evidence),
         licence=DATA_LICENCES.get(spec.name, f"{spec.name}; see the licence of that data set."),
     )
 
@@ -88,15 +89,15 @@ def _training(config: PretrainedConfig) -> str:
     return "| | |\n|---|---|\n" + "\n".join(f"| {what} | {value} |" for what, value in facts)
 
 
-def _proved(summary: Summary) -> str:
-    certificate, statistics = summary.evidence.certificate, summary.statistics
+def _proved(evidence: Evidence) -> str:
+    certificate, statistics = evidence.certificate, evidence.statistics
     lines = [
         f"On {certificate.images:,} {certificate.split} images of {certificate.data}, in float64, rounding counted:",
         "",
         "| | |",
         "|---|---:|",
         f"| clean accuracy | {percent(statistics.clean_accuracy)} |",
-        *(f"| certified accuracy, radius {entry.text} | {percent(entry.accuracy)} |" for entry in statistics.certified),
+        *(f"| certified accuracy, radius {eps} | {percent(share)} |" for eps, share in statistics.certified.items()),
         f"| median radius of the correct images | {number_text(statistics.radius.median)} |",
         f"| Lipschitz constant, at most | {bound_text(certificate.lipschitz)} |",
     ]

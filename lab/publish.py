@@ -26,7 +26,6 @@ from bronet.pretrained.places import (
 from bronet.pretrained.saving import published_record, published_text, save_pretrained, save_rounded
 from bronet.records import as_plain
 from bronet.report.evidence import read_evidence
-from bronet.report.table import summarize
 from bronet.run.attack_rows import check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
 from bronet.run.folder import RunFolder, open_run
@@ -96,7 +95,7 @@ def publish(
     if pretrained is not None:
         folder = save_pretrained(run, home / pretrained)
         parameters = sum(parameter.numel() for parameter in load_model(run).parameters())
-        card = model_card(pretrained, read_config(folder / CONFIG), parameters, summarize(read_evidence(run)))
+        card = model_card(pretrained, read_config(folder / CONFIG), parameters, read_evidence(run))
         replace_text(folder / CARD, card)
         if home == package:
             return [results, folder]

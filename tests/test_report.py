@@ -15,9 +15,9 @@ from rich.console import Console
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.errors import BronetError
 from bronet.report import write_report
-from bronet.report.evidence import read_evidence
+from bronet.report.evidence import at_radii_of_all, read_evidence
 from bronet.report.figures import draw_margins, signed_margins
-from bronet.report.table import csv_table, json_summary, markdown_table, summarize, summarize_all, terminal_table
+from bronet.report.table import csv_table, json_summary, markdown_table, table_cells, terminal_table
 from bronet.run.folder import ReportFiles
 from bronet.run.rows import Row, write_certificate_rows
 from bronet.wording import bound_text
@@ -146,7 +146,7 @@ def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
     row = Row(index=0, label=0, prediction=1, correct=False, margin=1.0, radius=1.0, naive_radius=1.0)
     write_certificate_rows(run / "certificate.csv", [row])
     write_certificate(run, replace(CERTIFICATE, images=1))
-    text = json_summary(summarize(read_evidence(run)))
+    text = json_summary(read_evidence(run))
     content = json.loads(text, parse_constant=pytest.fail)
     assert content["radius"] == {"median": None, "variance": None, "skewness": None}
 
@@ -155,8 +155,8 @@ def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
     one = read_evidence(run)
     other = run.rename(run.with_name("second"))
     write_certificate(other, replace(CERTIFICATE, eps=("0.1",)))
-    first, second = summarize_all([one, read_evidence(other)])
-    assert markdown_table([first, second]) == (
+    first, second = at_radii_of_all([one, read_evidence(other)])
+    assert markdown_table(table_cells([first, second])) == (
         "| run | images | clean | ε = 0.1 | ε = 1/4 | ε = 1/2 "
         "| median radius | variance | skewness | L before the head |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"

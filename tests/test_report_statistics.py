@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bronet.errors import BronetError
+from bronet.report.evidence import certified_accuracy, compute_statistics, radius_distribution
 from bronet.report.figures import certified_curve, draw_curve, figure_bytes
-from bronet.report.statistics import certified_accuracy, compute_statistics, radius_distribution
 from bronet.run.rows import Row
 
 PNG_SIGNATURE, PDF_SIGNATURE = b"\x89PNG\r\n", b"%PDF-"
@@ -42,8 +42,7 @@ def test_accuracies_are_counted_over_all_images() -> None:
     assert found.images == 4
     assert found.correct == 3
     assert found.clean_accuracy == 0.75
-    assert [entry.accuracy for entry in found.certified] == [0.75, 0.5, 0.25, 0.25, 0.0]
-    assert [entry.text for entry in found.certified] == ["0", "1/4", "1/2", "0.99", "1"]
+    assert found.certified == {"0": 0.75, "1/4": 0.5, "1/2": 0.25, "0.99": 0.25, "1": 0.0}
 
 
 def test_an_image_exactly_at_eps_is_not_certified() -> None:
@@ -105,6 +104,7 @@ def test_one_and_several_runs_are_drawn_as_png_and_pdf() -> None:
     for figure in (one, several):
         assert figure_bytes(figure, "png").startswith(PNG_SIGNATURE)
         assert figure_bytes(figure, "pdf").startswith(PDF_SIGNATURE)
+    assert one.get_size_inches().tolist() == [7.2, 4.2]
     labels = {text.get_text() for text in one.axes[0].texts}
     assert {"ε = 1/4", "1/2", " 50.0 %", " 25.0 %"} <= labels
     legend = several.axes[0].get_legend()

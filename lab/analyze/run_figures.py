@@ -54,7 +54,7 @@ def measure(runs: Sequence[PublishedRun]) -> list[Row]:
             rows.append(Row(source, row.row, row.clean, row.certified[0], float(row.parameters.removesuffix("M"))))
     for run in runs:
         if run.recipe.data.name == DATA and not run.remark:
-            certified = run.statistics.certified[0].accuracy
+            certified = next(iter(run.statistics.certified.values()))
             clean = run.statistics.clean_accuracy
             name = run.recipe.name.removeprefix(f"{DATA}/")
             rows.append(Row(OURS, name, 100 * clean, 100 * certified, parameters(run) / MILLION))

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bronet.report.table import ABSENT, aligned, apart, joined
+from bronet.report.table import ABSENT, joined
+from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN, TITLES, row_label
 from lab.tables.published import PaperRow, paper_rows
 from lab.tables.tuning import TuningRow, remark_on
@@ -46,8 +47,8 @@ def _table(number: int, named: Mapping[str, TuningRow]) -> str:
                 row_label(row),
                 joined(theirs) or ABSENT,
                 joined(ours.percents),
-                apart(theirs, theirs_base) or ABSENT,
-                (base and apart(ours.percents, base.percents)) or ABSENT,
+                differences(theirs, theirs_base) or ABSENT,
+                (base and differences(ours.percents, base.percents)) or ABSENT,
             ]
         )
     used = [named[name] for name in of_paper]

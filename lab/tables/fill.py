@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.report.table import ABSENT, aligned, markdown_table, paper_line, summarize
+from bronet.report.table import ABSENT, joined, markdown_table, table_cells
+from lab.tables.cells import aligned
 from lab.tables.cut import cut_tables
 from lab.tables.paper import all_tables, paper_table, reproduced
 from lab.tables.published import PublishedRun
@@ -59,7 +60,7 @@ def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow
     if word == "table" and rest.isdecimal():
         return paper_table(int(rest), runs)
     if word == "run":
-        return markdown_table([summarize(_named(rest, runs).evidence)])
+        return markdown_table(table_cells([_named(rest, runs).evidence]))
     if word == "speedrun":
         return speedrun_table(rest, runs)
     if word == "tuning":
@@ -78,7 +79,7 @@ def every_run(runs: Sequence[PublishedRun]) -> str:
                 f"`{run.folder}`",
                 f"`{run.recipe.name}`",
                 f"{run.statistics.images:,}",
-                paper_line(run.statistics),
+                joined(run.statistics.percents),
                 str(run.recipe.train.seed),
                 str(record.get("device", ABSENT)),
                 f"{record['seconds']:,.0f}" if isinstance(record.get("seconds"), int | float) else ABSENT,

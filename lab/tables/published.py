@@ -15,8 +15,7 @@ from pathlib import Path
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
-from bronet.report.evidence import Evidence, read_evidence
-from bronet.report.statistics import Statistics, compute_statistics
+from bronet.report.evidence import Evidence, Statistics, compute_statistics, read_evidence
 from lab.packed import unpacked
 from lab.recipes import table_recipe
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
-from bronet.report.statistics import compute_statistics
-from bronet.report.table import ABSENT, aligned, apart, joined
+from bronet.report.evidence import compute_statistics
+from bronet.report.table import ABSENT, joined
 from bronet.wording import duration_text
 from lab.recipes import table_recipe
+from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN, row_label
 from lab.tables.published import BUDGETS, PublishedRun, paper_rows
 
@@ -71,8 +72,8 @@ def speedrun_table(data: str, runs: Sequence[PublishedRun]) -> str:
         told = ["ours, proved", joined(point.shares)] if point.runs else ["ours", NOT_RUN]
         cells.append([point.label, *told, *(ABSENT for _ in minus)])
     for other in (*_of_paper(data), *LATER.get(data, ())):
-        differences = [apart(point.shares, other.shares) for point in reached]
-        cells.append([other.name, other.source, joined(other.shares), *differences])
+        ahead = [differences(point.shares, other.shares) for point in reached]
+        cells.append([other.name, other.source, joined(other.shares), *ahead])
     return "\n\n".join([aligned(cells).rstrip(), *(_described(point) for point in reached)]) + "\n"
 
 
@@ -133,8 +134,8 @@ def _times(run: PublishedRun) -> str:
 
 def _naively(run: PublishedRun) -> str:
     """Return how many images more the literature's way, which is no proof, would have called certified."""
-    naive = compute_statistics(run.evidence.naive().rows, BUDGETS).certified
+    naive = compute_statistics(run.evidence.naive().rows, BUDGETS)
     images = run.evidence.certificate.images
-    pairs = zip(naive, run.statistics.certified, strict=True)
-    more = [f"{round(images * (theirs.accuracy - ours.accuracy)):+d}" for theirs, ours in pairs]
+    pairs = zip(naive.certified.values(), run.statistics.certified.values(), strict=True)
+    more = [f"{round(images * (theirs - ours)):+d}" for theirs, ours in pairs]
     return f"Float32 and power iteration, which prove nothing, would have reported {' / '.join(more)} images."

@@ -22,8 +22,8 @@ from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten
 from bronet.records import as_plain
-from bronet.report.table import aligned, apart
 from bronet.run.folder import RunFolder, open_run
+from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN
 from lab.tables.published import BUDGETS
 
@@ -109,7 +109,7 @@ def changes_table(rows: Sequence[TuningRow], names: Sequence[str]) -> str:
     chosen = [named[name] for name in names]
     cells = [["run", "changed", "clean / 36 / 72 / 108"]]
     for row in chosen:
-        cells.append([f"`{row.run}`", row.changed, apart(row.percents, named[row.against].percents)])
+        cells.append([f"`{row.run}`", row.changed, differences(row.percents, named[row.against].percents)])
     error = _standard_error(min(row.images_held_out for row in chosen))
     return f"{aligned(cells)}\nThe standard error of one accuracy is up to {error:.1f} points.\n"
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.cli.exit_status import ExitStatus
 from bronet.errors import BronetError
-from bronet.report.statistics import compute_statistics
+from bronet.report.evidence import compute_statistics
 from lab.commands import app
 from lab.recipes import table_recipe
 from lab.tables.fill import BLOCK, filled
@@ -91,7 +91,7 @@ def test_a_changed_recipe_or_a_part_of_the_test_set_is_no_run_of_a_row(runs: lis
     assert short.remark == "changed: train.epochs; the first 100 test images only"
     table = paper_table(13, runs)
     assert line_of(table, "LA", "cifar10")[3] == "not run"
-    shares = (short.statistics.clean_accuracy, *(entry.accuracy for entry in short.statistics.certified))
+    shares = (short.statistics.clean_accuracy, *short.statistics.certified.values())
     numbers = " / ".join(f"{100 * share:.1f}" for share in shares)
     assert f"Not counted: `short`, {numbers} ({short.remark})." in table
 

@@ -107,12 +107,11 @@ def show_certificate(
     """Print the table of a certified run and where its rows are, and return what was certified."""
     from bronet.cli.console import sample_note, say, show_naive, show_results
     from bronet.report.evidence import read_evidence
-    from bronet.report.table import summarize
 
     evidence = read_evidence(run, split=split.value)
-    show_results(console, [summarize(evidence)])
+    show_results(console, [evidence])
     if naive:
-        show_naive(console, summarize(evidence.naive()))
+        show_naive(console, evidence.naive())
     if split is Split.SAMPLE or len(evidence.rows) == limit:
         say(console, sample_note(len(evidence.rows), split=split))
     say(console, f"rows:    {run.certificate(split.value).rows}")

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bronet.cli.options import Split
-from bronet.report.table import Summary, number_text, percent, terminal_table
+from bronet.report.evidence import Evidence
+from bronet.report.table import number_text, percent, terminal_table
 from bronet.wording import bound_text
 
 PIPE_WIDTH = 200
@@ -60,9 +61,9 @@ def counting(console: Console, doing: str, *, things: str = "images") -> Iterato
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show_results(console: Console, summaries: Sequence[Summary]) -> None:
+def show_results(console: Console, runs: Sequence[Evidence]) -> None:
     """Print the table of one run (a quantity per line) or of several (a run per line)."""
-    console.print(_one_run(summaries[0]) if len(summaries) == 1 else terminal_table(summaries))
+    console.print(_one_run(runs[0]) if len(runs) == 1 else terminal_table(runs))
 
 
 def sample_note(images: int, *, split: Split) -> str:
@@ -73,15 +74,15 @@ def sample_note(images: int, *, split: Split) -> str:
     return f"note:    numbers of {some}; +- {points:.0f} points or less"
 
 
-def show_naive(console: Console, summary: Summary) -> None:
+def show_naive(console: Console, naive: Evidence) -> None:
     """Print the accuracies of the literature's way, labelled."""
     title = Text("By float32 and power iteration: NOT A PROOF")
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
-    for entry in summary.statistics.certified:
-        table.add_row(f"estimated at radius {entry.text}", percent(entry.accuracy))
-    table.add_row("median estimate of the correct images", number_text(summary.statistics.radius.median))
+    for eps, share in naive.statistics.certified.items():
+        table.add_row(f"estimated at radius {eps}", percent(share))
+    table.add_row("median estimate of the correct images", number_text(naive.statistics.radius.median))
     console.print(table)
 
 
@@ -95,15 +96,15 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _one_run(summary: Summary) -> Table:
-    certificate, statistics = summary.evidence.certificate, summary.statistics
-    title = f"{summary.evidence.name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
+def _one_run(run: Evidence) -> Table:
+    certificate, statistics = run.certificate, run.statistics
+    title = f"{run.name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_row("clean accuracy", percent(statistics.clean_accuracy))
-    for entry in statistics.certified:
-        table.add_row(f"certified accuracy, radius {entry.text}", percent(entry.accuracy))
+    for eps, share in statistics.certified.items():
+        table.add_row(f"certified accuracy, radius {eps}", percent(share))
     table.add_row("median radius of the correct images", number_text(statistics.radius.median))
     table.add_row("Lipschitz bound of all layers before the head", bound_text(certificate.lipschitz))
     return table

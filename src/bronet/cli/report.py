@@ -45,17 +45,16 @@ def report(
     """
     from bronet.cli.console import open_console, say, show_results
     from bronet.report import write_comparison, write_summary
-    from bronet.report.evidence import read_evidence
-    from bronet.report.table import summarize_all
+    from bronet.report.evidence import at_radii_of_all, read_evidence
 
     console = open_console()
     with opened_runs(*runs) as folders:
-        summaries = summarize_all([read_evidence(folder) for folder in folders])
+        evidence = at_radii_of_all([read_evidence(folder) for folder in folders])
         if len(folders) == 1:
-            written = list(write_summary(summaries[0], out or folders[0].report))
+            written = list(write_summary(evidence[0], out or folders[0].report))
         else:
-            written = write_comparison(summaries, out or COMPARISON)
-    show_results(console, summaries)
+            written = write_comparison(evidence, out or COMPARISON)
+    show_results(console, evidence)
     for path in written:
         say(console, f"wrote    {path}")
 

@@ -52,7 +52,6 @@ def quickstart(
     from bronet.recipe import named_recipe, override
     from bronet.report import write_summary
     from bronet.report.evidence import read_evidence
-    from bronet.report.table import summarize
     from bronet.run.folder import RunFolder
 
     earlier = RunFolder(out)
@@ -65,9 +64,9 @@ def quickstart(
     run = _train_or_exit(recipe, out, device="cpu", overwrite=True, command=command)
     with counting(console, "certifying") as show:
         certify_run(run, command=command, progress=show)
-    summary = summarize(read_evidence(run))
-    paths = write_summary(summary, run.report)
-    show_results(console, [summary])
+    evidence = read_evidence(run)
+    paths = write_summary(evidence, run.report)
+    show_results(console, [evidence])
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {paths.page}")
     say(console, f"rows:    {run.certificate().rows}")

@@ -1,16 +1,26 @@
-"""What a report may look at: the files of one run folder, read and checked.
+"""What a report may look at, the files of one run folder, read and checked; and what it counts in their rows.
 
 Nothing is recomputed from weights or images here. `record.json` and `log.jsonl` are optional, because weights may
 come from elsewhere; the recipe and the two files of the certificate are not.
+
+Accuracies are over all images; median, variance and skewness of the radius (Table 6) over the correctly classified
+ones, as in the paper. Variance and skewness are those of the sample as a population, without a correction for its size.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from bronet.errors import BronetError
 from bronet.files import Json, parse_object, read_object
+from bronet.radius import certified_at
+from bronet.recipe.schema import parse_budget
 from bronet.run.attack_rows import AttackFacts, check_attack, read_attack
 from bronet.run.certificate import CertificateFile, check_rows, read_certificate
 from bronet.run.folder import RunFolder
@@ -19,18 +29,45 @@ from bronet.run.rows import Row, read_certificate_rows
 ADVICE = "train and certify this run first"
 
 
+class RadiusDistribution(NamedTuple):
+    """Table 6, over correctly classified images; NaN where undefined (no image, equal or infinite radii)."""
+
+    median: float
+    variance: float
+    skewness: float
+
+
+class Statistics(NamedTuple):
+    """Everything a table prints about a set of rows.
+
+    `certified` is the share of images proved correct throughout their ball, by its radius as the user wrote it.
+    """
+
+    images: int
+    correct: int
+    clean_accuracy: float
+    certified: dict[str, float]
+    radius: RadiusDistribution
+
+    @property
+    def percents(self) -> list[float]:
+        """The accuracies as the paper's tables list them: clean, then each radius, in percent."""
+        return [100 * share for share in (self.clean_accuracy, *self.certified.values())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """One run, as its folder tells it; what has no file is empty.
 
     `folder` is its place as it was given, `rows` are those of the split that was asked for, `train_rows` those of the
-    training images, for histograms.
+    training images, for histograms. `eps` are the radii to count at: those of the certificate, or of all runs compared.
     """
 
     name: str
     folder: Path
     rows: tuple[Row, ...]
     certificate: CertificateFile
+    eps: tuple[str, ...]
     recipe: str
     record: Json
     log: tuple[Json, ...]
@@ -46,6 +83,22 @@ class Evidence:
     def naive(self) -> "Evidence":
         """Return the same with the radii of the literature's way in place of the proved ones: not a proof."""
         return replace(self, rows=tuple(replace(row, radius=row.naive_radius) for row in self.rows))
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Accuracies at the radii of `eps`, and the distribution of the radius."""
+        return compute_statistics(self.rows, self.eps)
+
+    def by_class(self) -> dict[str, Statistics]:
+        """Return the statistics of the images of every class that has any, by its name, in the order of the labels."""
+        names = self.certificate.classes
+        groups: dict[int, list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(row.label, []).append(row)
+        return {
+            names[label] if label < len(names) else str(label): compute_statistics(rows, self.eps)
+            for label, rows in sorted(groups.items())
+        }
 
 
 def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
@@ -63,39 +116,32 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
             f"{files.rows} must have one row for each of the {certificate.images} images of {files.facts.name}, "
             f"got {len(rows)}; certify again"
         )
+    attacks = []
+    for attack in run.attacks():
+        told = read_attack(attack.facts)
+        if told is not None:
+            check_attack(attack, told, pixels=certificate.pixels, network=certificate.network)
+            attacks.append(told)
+    log = _read_text(run.log).splitlines() if run.log.exists() else []
     train = run.certificate("train").rows
     return Evidence(
         name=run.path.resolve().name,
         folder=run.path,
         rows=tuple(rows),
         certificate=certificate,
+        eps=certificate.eps,
         recipe=_read_text(run.recipe_file),
-        record=_read_object(run.record, optional=True),
-        log=_read_log(run.log),
+        record=read_object(run.record, advice=ADVICE) if run.record.exists() else {},
+        log=tuple(parse_object(line, run.log, advice=ADVICE) for line in log if line.strip()),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
-        attacks=tuple(_read_attacks(run, certificate)),
+        attacks=tuple(attacks),
     )
 
 
-def _read_attacks(run: RunFolder, certificate: CertificateFile) -> Iterator[AttackFacts]:
-    """Yield the facts of every attack, checked against its rows and against the certificate."""
-    for files in run.attacks():
-        facts = read_attack(files.facts)
-        if facts is not None:
-            check_attack(files, facts, pixels=certificate.pixels, network=certificate.network)
-            yield facts
-
-
-def _read_object(path: Path, *, optional: bool = False) -> Json:
-    if optional and not path.exists():
-        return {}
-    return read_object(path, advice=ADVICE)
-
-
-def _read_log(path: Path) -> tuple[Json, ...]:
-    if not path.exists():
-        return ()
-    return tuple(parse_object(line, path, advice=ADVICE) for line in _read_text(path).splitlines() if line.strip())
+def at_radii_of_all(runs: Sequence[Evidence]) -> list[Evidence]:
+    """Return the runs, each at the radii of all: the rows hold them, whichever a run was certified for."""
+    by_value = {parse_budget(text): text for run in runs for text in run.eps}
+    return [replace(run, eps=tuple(by_value.values())) if len(runs) > 1 else run for run in runs]
 
 
 def _read_text(path: Path) -> str:
@@ -103,3 +149,40 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BronetError(f"cannot read {path}: {error}; {ADVICE}") from None
+
+
+def compute_statistics(rows: Sequence[Row], eps: Sequence[str]) -> Statistics:
+    """Return the statistics of at least one row, certified accuracies in the order of `eps` ("36/255", ...)."""
+    if not rows:
+        raise BronetError("rows must hold at least one image, got none; certify first")
+    correct = sum(row.correct for row in rows)
+    return Statistics(
+        images=len(rows),
+        correct=correct,
+        clean_accuracy=correct / len(rows),
+        certified={text: certified_accuracy(rows, parse_budget(text, name="eps")) for text in eps},
+        radius=radius_distribution(rows),
+    )
+
+
+def certified_accuracy(rows: Sequence[Row], eps: float) -> float:
+    """Return the share of rows certified at eps, as `bronet.radius.certified_at` defines it."""
+    radius = torch.tensor([row.radius for row in rows], dtype=torch.float64)
+    correct = torch.tensor([row.correct for row in rows])
+    return int(certified_at(radius, correct, eps).sum()) / len(rows)
+
+
+def radius_distribution(rows: Sequence[Row]) -> RadiusDistribution:
+    """Return median, variance and skewness of the radius over the correctly classified rows."""
+    radii = np.array([row.radius for row in rows if row.correct])
+    if radii.size == 0:
+        return RadiusDistribution(np.nan, np.nan, np.nan)
+    median = float(np.median(radii))
+    if not np.isfinite(radii).all():
+        return RadiusDistribution(median, np.nan, np.nan)
+    centred = radii - radii.mean()
+    variance = float((centred**2).mean())
+    # Equal radii differ from their mean by rounding alone, and have no skewness.
+    spread = np.sqrt(variance) > radii.size * np.finfo(np.float64).eps * radii.max()
+    skewness = float((centred**3).mean() / variance**1.5) if spread else np.nan
+    return RadiusDistribution(median, variance, skewness)

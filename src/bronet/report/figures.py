@@ -22,7 +22,8 @@ from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
 from bronet.run.rows import Row
 
-SIZE_INCHES = (7.2, 4.2)
+CURVE_INCHES = (7.2, 4.2)
+MARGINS_INCHES = (8.4, 3.6)
 DOTS_PER_INCH = 200
 RIGHT_MARGIN = 1.05
 LETTER_WIDTH = 0.015
@@ -33,8 +34,8 @@ TRUETYPE = 42
 """PDF font type whose text can be searched and edited."""
 UNIT_RADIUS = 1.0
 """Width of the plot when no image has a positive finite radius."""
-SIZE_INCHES = (8.4, 3.6)
 BINS = 40
+KINDS: tuple[Literal["png", "pdf"], ...] = ("png", "pdf")
 PANELS = ("training images", "test images")
 
 
@@ -78,9 +79,13 @@ def draw_curve(
     reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
     reach = furthest or reach * RIGHT_MARGIN or UNIT_RADIUS
     with rc_context(style(theme)):
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=CURVE_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        _draw_frame(axes, reach, theme)
+        _draw_frame(axes, theme)
+        axes.set(xlim=(0, reach), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.tick_params(length=3)
+        axes.spines["left"].set_bounds(0, 1)
         _draw_marks(axes, budgets, reach, theme)
         for number, (name, curve) in enumerate(curves.items()):
             color = theme.runs[number % len(theme.runs)]
@@ -123,14 +128,11 @@ def style(theme: Theme) -> Any:
     }
 
 
-def _draw_frame(axes: Axes, reach: float, theme: Theme) -> None:
-    axes.set(xlim=(0, reach), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
-    axes.set_yticks(np.linspace(0, 1, 6))
+def _draw_frame(axes: Axes, theme: Theme) -> None:
+    """Count in percent from below, with a quiet grid."""
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
     axes.grid(axis="y", color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=3)
-    axes.spines["left"].set_bounds(0, 1)
 
 
 def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: Theme) -> None:
@@ -161,7 +163,7 @@ def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color:
     width = len("100.0 %") * LETTER_WIDTH * axes.get_xlim()[1]
     last_radius, last_height = -width, 0.0
     for value in sorted(budgets.values()):
-        accuracy = _value_at(curve, value)
+        accuracy = float(curve.accuracy[np.searchsorted(curve.radius, value, side="right") - 1])
         height = accuracy + 0.015
         if value - last_radius < width and abs(height - last_height) < LINE_HEIGHT:
             height = last_height + LINE_HEIGHT
@@ -169,11 +171,6 @@ def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color:
         axes.plot(value, accuracy, "o", color=color, markersize=6, markeredgecolor=theme.paper, clip_on=False)
         text = f" {100 * accuracy:.1f} %"
         axes.text(value, height, text, fontsize=10.5, fontweight="bold", color=color)
-
-
-def _value_at(curve: Curve, radius: float) -> float:
-    """Return the value of the step function at a radius."""
-    return float(curve.accuracy[np.searchsorted(curve.radius, radius, side="right") - 1])
 
 
 def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, " n"]:
@@ -188,7 +185,7 @@ def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], *, the
     every = np.concatenate([values for pair in margins.values() for values in pair] or [np.zeros(0)])
     edges = np.histogram_bin_edges(every, bins=BINS) if every.size else np.linspace(0, 1, BINS + 1)
     with rc_context(style(theme)):
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=MARGINS_INCHES, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for number, (axes, title) in enumerate(zip((left, right), PANELS, strict=True)):
             panel = {name: pair[number] for name, pair in margins.items()}
@@ -204,9 +201,7 @@ def _draw_panel(
 ) -> None:
     axes.set(title=title, xlabel="logit margin", xlim=(edges[0], edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))  # whole percents
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
+    _draw_frame(axes, theme)
     axes.axvline(0, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
     for number, (name, values) in enumerate(margins.items()):
         if values.size:

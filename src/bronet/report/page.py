@@ -7,13 +7,12 @@ are inside, there is no script, and everything that comes from a file of the run
 import base64
 import json
 import shlex
-from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from bronet.report.statistics import class_cells, per_class
-from bronet.report.table import ABSENT, Summary, markdown_table, number_text, paper_line, percent
+from bronet.report.evidence import Evidence
+from bronet.report.table import ABSENT, joined, markdown_table, number_text, percent, table_cells
 from bronet.wording import bound_text
 
 IDEA = (
@@ -24,93 +23,70 @@ IDEA = (
 )
 
 
-def build_page(summary: Summary, *, light: bytes, dark: bytes) -> str:
+def build_page(run: Evidence, *, light: bytes, dark: bytes) -> str:
     """Return the page; `light` and `dark` are the same curve as PNG files in two themes."""
-    evidence, certificate = summary.evidence, summary.evidence.certificate
+    certificate, statistics = run.certificate, run.statistics
     template = Template(files("bronet.report").joinpath("page.html").read_text(encoding="utf-8"))
+    tiles = {
+        "clean accuracy": percent(statistics.clean_accuracy),
+        **{f"certified at ε\u00a0=\u00a0{eps}": percent(share) for eps, share in statistics.certified.items()},
+        "median radius": number_text(statistics.radius.median),
+    }
+    headings = ("correct images", "median radius", "variance", "skewness")
+    numbers = (f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius))
+    facts = {**run.record, "weights (SHA-256)": certificate.weights_sha256}
+    trained = facts.pop("command", None)
+    # The quick start trains and certifies by one command.
+    commands = [
+        *([str(trained)] if trained else []),
+        certificate.command,
+        shlex.join(["bronet", "report", str(run.folder)]),
+    ]
     return template.substitute(
-        name=escape(evidence.name),
+        name=escape(run.name),
         subtitle=escape(f"{certificate.data}, {certificate.split} split, {certificate.images:,} images"),
         idea="".join(f"<p>{escape(line)}</p>" for line in IDEA),
-        tiles=_tiles(summary),
+        tiles="".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for what, value in tiles.items()),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),
-        caption=escape(_caption(summary)),
-        distribution=_distribution(summary),
-        layers=_layers(summary),
+        caption=escape(
+            f"Share of the {statistics.images:,} images whose class is correct and proved constant within the radius. "
+            "Each step is one image."
+        ),
+        distribution="".join(f"<th>{escape(heading)}</th>" for heading in headings)
+        + "</tr><tr>"
+        + "".join(f"<td>{escape(number)}</td>" for number in numbers),
+        layers="".join(
+            f"<tr><td><code>{escape(layer.name)}</code></td><td>{escape(layer.kind)}</td>"
+            f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1g}</td></tr>"
+            for layer in certificate.layers
+        ),
         total=escape(bound_text(certificate.lipschitz)),
-        proof=escape(_proof(summary)),
-        recipe=escape(evidence.recipe),
-        training=_training(summary),
-        commands=escape(_commands(summary)),
-        facts=_facts(summary),
+        proof=escape(_proof(run)),
+        recipe=escape(run.recipe),
+        training=_training(run),
+        commands=escape("\n".join(dict.fromkeys(commands))),
+        facts="".join(f"<tr><th>{escape(key)}</th><td>{escape(_plain(fact))}</td></tr>" for key, fact in facts.items()),
     )
 
 
-def _tiles(summary: Summary) -> str:
-    statistics = summary.statistics
-    tiles = [("clean accuracy", percent(statistics.clean_accuracy))]
-    tiles += [(f"certified at ε\u00a0=\u00a0{entry.text}", percent(entry.accuracy)) for entry in statistics.certified]
-    tiles += [("median radius", number_text(statistics.radius.median))]
-    return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in tiles)
-
-
-def _caption(summary: Summary) -> str:
-    return (
-        f"Share of the {summary.statistics.images:,} images whose class is correct and proved constant within the "
-        "radius. Each step is one image."
-    )
-
-
-def _distribution(summary: Summary) -> str:
-    statistics = summary.statistics
-    cells = [f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius)]
-    headings = ("correct images", "median radius", "variance", "skewness")
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return f"<tr>{head}</tr><tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _layers(summary: Summary) -> str:
-    return "".join(
-        f"<tr><td><code>{escape(layer.name)}</code></td><td>{escape(layer.kind)}</td>"
-        f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1g}</td></tr>"
-        for layer in summary.evidence.certificate.layers
-    )
-
-
-def _proof(summary: Summary) -> str:
-    certificate = summary.evidence.certificate
-    beyond = sum(row.naive_radius > row.radius for row in summary.evidence.rows)
+def _proof(run: Evidence) -> str:
+    certificate = run.certificate
+    beyond = sum(row.naive_radius > row.radius for row in run.rows)
     return (
         f"Computed in {certificate.precision} in {certificate.seconds:.1f} s. The rounding of the program itself is "
         f"counted: at most {certificate.rounding.worst:.1e} is taken from a margin for it. The usual estimate "
         "(single precision, power iteration, no rounding) would have claimed more than is proved for "
-        f"{beyond:,} of {summary.statistics.images:,} images."
+        f"{beyond:,} of {len(run.rows):,} images."
     )
 
 
-def _training(summary: Summary) -> str:
+def _training(run: Evidence) -> str:
     """Return one sentence about training, from the last line of the log; nothing without a log."""
-    log = summary.evidence.log
-    if not log:
+    if not run.log:
         return ""
-    last = ", ".join(f"{key} {_plain(value)}" for key, value in log[-1].items())
-    return f"<p>{len(log)} epochs logged; the last one says: {escape(last)}.</p>"
-
-
-def _commands(summary: Summary) -> str:
-    evidence = summary.evidence
-    trained = evidence.record.get("command")
-    report = shlex.join(["bronet", "report", str(evidence.folder)])
-    lines = [*([str(trained)] if trained else []), evidence.certificate.command, report]
-    return "\n".join(dict.fromkeys(lines))  # the quick start trains and certifies by one command
-
-
-def _facts(summary: Summary) -> str:
-    evidence = summary.evidence
-    facts = {**evidence.record, "weights (SHA-256)": evidence.certificate.weights_sha256}
-    facts.pop("command", None)
-    return "".join(f"<tr><th>{escape(key)}</th><td>{escape(_plain(value))}</td></tr>" for key, value in facts.items())
+    last = ", ".join(f"{key} {_plain(value)}" for key, value in run.log[-1].items())
+    return f"<p>{len(run.log)} epochs logged; the last one says: {escape(last)}.</p>"
 
 
 def _plain(value: object) -> str:
@@ -128,31 +104,31 @@ def _plain(value: object) -> str:
             return json.dumps(value)
 
 
-def markdown_summary(summary: Summary) -> str:
+def markdown_summary(run: Evidence) -> str:
     """Return the whole text, ending with a line break."""
-    certificate, statistics = summary.evidence.certificate, summary.statistics
-    radii = ", ".join(entry.text for entry in statistics.certified)
+    statistics, radii = run.statistics, ", ".join(run.statistics.certified)
     parts = [
-        markdown_table([summary]),
-        f"Clean and certified accuracy in percent (clean, {radii}): **{paper_line(statistics)}**\n",
-        _cost(summary),
-        "By class:\n\n" + lines(class_cells(per_class(summary.evidence))),
+        markdown_table(table_cells([run])),
+        f"Clean and certified accuracy in percent (clean, {radii}): **{joined(statistics.percents)}**\n",
+        _cost(run),
+        "By class:\n\n" + markdown_table(_class_cells(run)),
     ]
-    if summary.evidence.attacks:
-        parts.append("Under attack, of the images attacked:\n\n" + lines(_attack_cells(summary)))
-    parts.append(f"Weights (SHA-256): `{certificate.weights_sha256}`\n")
+    if run.attacks:
+        parts.append("Under attack, of the images attacked:\n\n" + markdown_table(_attack_cells(run)))
+    parts.append(f"Weights (SHA-256): `{run.certificate.weights_sha256}`\n")
     return "\n".join(part for part in parts if part)
 
 
-def lines(cells: Sequence[Sequence[str]]) -> str:
-    """Return cells, the header first, as a Markdown table."""
-    header, *rest = ([cell.replace("|", "\\|") for cell in line] for line in cells)
-    ruler = ["---", *["---:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ruler, *rest))
+def _class_cells(run: Evidence) -> list[list[str]]:
+    table = [["class", "images", "clean", *(f"ε = {eps}" for eps in run.eps), "median radius"]]
+    for name, own in run.by_class().items():
+        shares = (f"{share:.1f}" for share in own.percents)
+        table.append([name, str(own.images), *shares, f"{own.radius.median:.4f}"])
+    return table
 
 
-def _cost(summary: Summary) -> str:
-    certificate = summary.evidence.certificate
+def _cost(run: Evidence) -> str:
+    certificate = run.certificate
     if certificate.soundness_cost.relative_median is None:
         return ""
     cost = 100 * certificate.soundness_cost.relative_median
@@ -163,9 +139,9 @@ def _cost(summary: Summary) -> str:
     )
 
 
-def _attack_cells(summary: Summary) -> list[list[str]]:
+def _attack_cells(run: Evidence) -> list[list[str]]:
     table = [["attack", "norm", "eps", "images", "clean", "not broken", "proved"]]
-    for facts in summary.evidence.attacks:
+    for facts in run.attacks:
         shares = (facts.clean_accuracy, facts.robust_accuracy, facts.certified_accuracy)
         if facts.finished:
             texts = (ABSENT if share is None else percent(share) for share in shares)
