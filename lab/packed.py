@@ -21,8 +21,14 @@ import numpy as np
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_text
 from bronet.run.attack_rows import AttackRow, read_attack_rows, write_attack_rows
-from bronet.run.certificate import check_rows, file_hash, read_certificate
-from bronet.run.rows import Row, read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import (
+    Row,
+    check_rows,
+    file_hash,
+    read_certificate,
+    read_certificate_rows,
+    write_certificate_rows,
+)
 
 FILE = "rows.npz.xz"
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 3, "pb": 3}]

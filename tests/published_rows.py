@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.recipe import Recipe, to_text
-from bronet.run.certificate import Rounding
-from bronet.run.rows import Row, write_certificate_rows
+from bronet.run.certificate import Rounding, Row, write_certificate_rows
 from certificates import CERTIFICATE, write_certificate
 
 BUDGETS = (36 / 255, 72 / 255, 108 / 255)

@@ -107,7 +107,7 @@ def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() ->
     rooms = {module.split(".")[1] for module in found if module.startswith("bronet.")}
     assert rooms <= {"errors", "files", "radius", "recipe", "report", "run", "wording"}
     of_a_run = {module.removeprefix("bronet.run.") for module in found if module.startswith("bronet.run.")}
-    assert of_a_run == {"attack_rows", "certificate", "folder", "rows"}
+    assert of_a_run == {"attack_rows", "certificate", "folder"}
 
 
 def test_bronet_never_imports_its_laboratory() -> None:

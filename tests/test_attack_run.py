@@ -23,9 +23,8 @@ from bronet.data import load_images
 from bronet.recipe import override, to_text
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan, AttackRow, read_attack, read_attack_rows
-from bronet.run.certificate import file_hash
+from bronet.run.certificate import file_hash, read_certificate_rows, write_certificate_rows
 from bronet.run.folder import open_run
-from bronet.run.rows import read_certificate_rows, write_certificate_rows
 from bronet.run.weights import load_model
 from certificates import edit_certificate
 from lab.publish import publish

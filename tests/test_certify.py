@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet import BronetError, build_model, certified_radius, l2_pgd, prove
-from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
+from bronet.certificates.run import naive_gap_lipschitz, naive_radius
 from bronet.data import load_dataset
 from bronet.layers import LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten

@@ -29,9 +29,8 @@ from bronet.pretrained.places import (
     user_home,
 )
 from bronet.recipe import override
-from bronet.run.certificate import file_hash
+from bronet.run.certificate import file_hash, read_certificate_rows
 from bronet.run.folder import open_run
-from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model, trained_model
 from lab.packed import unpacked
 from served_files import serving_files

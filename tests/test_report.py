@@ -18,8 +18,8 @@ from bronet.report import write_report
 from bronet.report.evidence import at_radii_of_all, read_evidence
 from bronet.report.figures import draw_margins, signed_margins
 from bronet.report.table import csv_table, json_summary, markdown_table, table_cells, terminal_table
+from bronet.run.certificate import Row, write_certificate_rows
 from bronet.run.folder import ReportFiles
-from bronet.run.rows import Row, write_certificate_rows
 from bronet.wording import bound_text
 from certificates import CERTIFICATE, edit_certificate, write_certificate
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bronet import prove
-from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
+from bronet.certificates.run import naive_gap_lipschitz, naive_radius
 from bronet.layers import Flatten, LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius

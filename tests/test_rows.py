@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
-from bronet.run.rows import Row, read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import Row, read_certificate_rows, write_certificate_rows
 
 
 def _row(index: int = 0, *, label: int = 1, prediction: int = 1, radius: float = 0.1) -> Row:

@@ -23,7 +23,7 @@ from bronet.graph.network import prove
 from bronet.models import CertifiableModel, build_model
 from bronet.pretrained import find_network
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override, to_text
-from bronet.run.rows import Row, read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import Row, read_certificate_rows, write_certificate_rows
 from bronet.run.weights import save_weights
 from jacobian import jacobian
 from lab.packed import unpacked

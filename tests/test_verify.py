@@ -16,8 +16,7 @@ from bronet.certificates.verify import verify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.report.evidence import read_evidence
-from bronet.run.certificate import file_hash, sealed
-from bronet.run.rows import read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import file_hash, read_certificate_rows, sealed, write_certificate_rows
 from tiny_run import train_tiny_run
 
 IMAGES = 60

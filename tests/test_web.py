@@ -17,8 +17,8 @@ from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.pretrained import find_network, unpack
 from bronet.recipe import named_recipe
+from bronet.run.certificate import read_certificate_rows
 from bronet.run.folder import open_run
-from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model
 from bronet.web import answers
 from bronet.web.app import build_page

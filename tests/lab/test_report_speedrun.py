@@ -16,7 +16,7 @@ from bronet.recipe import named_recipe
 from bronet.report.evidence import read_evidence
 from bronet.report.table import joined
 from bronet.run.attack_rows import AttackPlan, read_attack_rows, write_attack_rows
-from bronet.run.rows import read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import read_certificate_rows, write_certificate_rows
 from certificates import write_certificate
 from lab.commands import app
 from lab.publish import publish

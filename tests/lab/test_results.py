@@ -8,8 +8,7 @@ import pytest
 from bronet.recipe import from_text
 from bronet.recipe.architecture import BRONetArchitecture
 from bronet.run.attack_rows import read_attack_rows
-from bronet.run.certificate import file_hash, read_certificate
-from bronet.run.rows import read_certificate_rows
+from bronet.run.certificate import file_hash, read_certificate, read_certificate_rows
 from lab.packed import FILE, unpacked
 from lab.tables.tuning import FILE as TUNING
 from lab.tables.tuning import read_tuning

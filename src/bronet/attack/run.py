@@ -38,9 +38,8 @@ from bronet.run.attack_rows import (
     write_attack,
     write_attack_rows,
 )
-from bronet.run.certificate import check_rows, network_hashes, read_certificate
+from bronet.run.certificate import check_rows, network_hashes, read_certificate, read_certificate_rows
 from bronet.run.folder import RunFolder, open_run
-from bronet.run.rows import read_certificate_rows
 from bronet.run.weights import load_model
 
 PREFLIGHT_IMAGES = 64

@@ -13,23 +13,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from bronet.certificates.images import images_at_once
-from bronet.certificates.naive import naive_gap_lipschitz, naive_radius
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
+from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
-from bronet.run.certificate import CertificateFile, LayerBound, Rounding, SoundnessCost, file_hash
+from bronet.run.certificate import (
+    CertificateFile,
+    LayerBound,
+    Rounding,
+    Row,
+    SoundnessCost,
+    file_hash,
+    targeted_table,
+    write_certificate_rows,
+)
 from bronet.run.folder import CertificateFiles, RunFolder, open_run
-from bronet.run.rows import Row, targeted_table, write_certificate_rows
 from bronet.run.weights import load_model
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
+POWER_STEPS = 500
+"""Of the naive estimates: as many as the published evaluation takes."""
 
 
 @dataclass(frozen=True)
@@ -202,3 +214,31 @@ def images_hash(images: ImageSet) -> str:
     for tensor in (images.images, images.labels.to(torch.int64)):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+@torch.no_grad()
+def naive_gap_lipschitz(model: CertifiableModel) -> Float[Tensor, "k k"]:
+    """Return the literature's gap matrix, of estimates after 500 power-iteration steps; the model is left as it was.
+
+    Not a proof: power iteration approaches a norm from below.
+    """
+    vectors = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("power_vector")}
+    model.update_estimates(POWER_STEPS)
+    gap = model.gap_lipschitz()
+    for name, buffer in model.named_buffers():
+        if name in vectors:
+            buffer.copy_(vectors[name])
+    return gap
+
+
+@torch.no_grad()
+def naive_radius(
+    model: CertifiableModel, images: Float[Tensor, "b c h w"], gap_lipschitz: Float[Tensor, "k k"]
+) -> Float[Tensor, " b"]:
+    """Return the literature's radius of the float32 forward in evaluation mode, rounding ignored: not a proof."""
+    was_training = model.training
+    model.eval()
+    with frozen(model):
+        logits = model(images.to(next(model.parameters()).dtype))
+    model.train(was_training)
+    return margin_radius(logits, gap_lipschitz).radius

@@ -15,9 +15,16 @@ from bronet.certificates.run import Progress, images_hash
 from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork, prove
-from bronet.run.certificate import LayerBound, file_hash, read_certificate
+from bronet.run.certificate import (
+    LayerBound,
+    Row,
+    Targeted,
+    file_hash,
+    read_certificate,
+    read_certificate_rows,
+    read_targeted,
+)
 from bronet.run.folder import RunFolder, open_run
-from bronet.run.rows import Row, Targeted, read_certificate_rows, read_targeted
 from bronet.run.weights import load_model
 
 BATCH_SIZE = 97

@@ -22,9 +22,8 @@ from bronet.files import Json, parse_object, read_object
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
 from bronet.run.attack_rows import AttackFacts, check_attack, read_attack
-from bronet.run.certificate import CertificateFile, check_rows, read_certificate
+from bronet.run.certificate import CertificateFile, Row, check_rows, read_certificate, read_certificate_rows
 from bronet.run.folder import RunFolder
-from bronet.run.rows import Row, read_certificate_rows
 
 ADVICE = "train and certify this run first"
 

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
-from bronet.run.rows import Row
+from bronet.run.certificate import Row
 
 CURVE_INCHES = (7.2, 4.2)
 MARGINS_INCHES = (8.4, 3.6)
