@@ -11,7 +11,7 @@ from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, create_convolution
 from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
 from bronet.layers.rivals.soc import NEGLIGIBLE, rest_of_series, skew_norm
-from bronet.ortho.cayley import cayley
+from bronet.ortho.orthogonal_maps import cayley
 from bronet.ortho.rescaling import absolute_sums
 from jacobian import singular_values
 

@@ -8,7 +8,7 @@ are others.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from bronet.data import load_dataset
 from bronet.errors import BronetError
 from bronet.layers.rivals import LOTConv2d
 from bronet.models import build_model
-from bronet.ortho.lot import LOT_RIDGE, LOT_STEPS, lot_iterates
+from bronet.ortho.orthogonal_maps import LOT_STEPS, inverse_square_roots
 from bronet.ortho.reflector import block_reflector
+from bronet.ortho.spd import scale_of
 from bronet.ortho.spectrum import centred_spectrum
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
@@ -31,6 +32,8 @@ from bronet.recipe.schema import LossRecipe
 from lab.bench.timed_training import Budget, train_for
 
 NEWTON_STEPS = 50
+LOT_RIDGE = 1e-4
+"""What the published code adds to the diagonal of V V*, whose limit is then no orthogonal matrix."""
 _PARAMETERS = ("kaiming", "trained")
 
 
@@ -116,6 +119,16 @@ def _rows_of(name: str, kernel: Tensor, grid: tuple[int, int], *, steps: int) ->
             rows += _rows_of_matrices(form_name, name, step, W)
     V = centred_spectrum(kernel, grid, dense=True)
     return rows + _rows_of_matrices("bro", name, 0, block_reflector(V[..., : V.shape[-1] // 2]))
+
+
+def lot_iterates(V: Tensor, *, steps: int, ridge: float = 0.0) -> Iterator[Tensor]:
+    """Yield (V V* + ridge I)^-1/2 V after 1, 2, ..., `steps` Newton steps; V must have no more rows than columns."""
+    scale = scale_of(V)
+    V = V / scale
+    S = V @ V.mH + (ridge / scale**2) * torch.eye(V.shape[-2], dtype=V.dtype) if ridge else V @ V.mH
+    size = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(torch.finfo(S.real.dtype).tiny)
+    for root in inverse_square_roots(S / size, steps=steps):
+        yield root @ (V / size.sqrt())
 
 
 def _rows_of_matrices(layer: str, parameters: str, step: int, W: Tensor) -> list[Row]:

@@ -6,10 +6,9 @@ import io
 import torch
 from torch.testing import assert_close
 
-from bronet.ortho.lot import LOT_RIDGE, lot_iterates
 from bronet.report.figures import figure_bytes
 from lab.analyze import tuples_as_csv
-from lab.analyze.lot_condition import FORMS, LOTConditionSetting, draw, measure, summary
+from lab.analyze.lot_condition import FORMS, LOT_RIDGE, LOTConditionSetting, draw, lot_iterates, measure, summary
 
 
 def test_experiment_gives_rows_for_every_frequency_step_and_form() -> None:

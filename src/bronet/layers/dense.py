@@ -29,7 +29,7 @@ from bronet.layers.base import (
 )
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.layers.residual_kernel import IdentityResidual, residual_of, with_residual
-from bronet.ortho.cholesky import cholesky_orthogonal
+from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear

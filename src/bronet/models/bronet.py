@@ -34,7 +34,6 @@ from bronet.recipe.architecture import BRONetArchitecture, DenseKind, parse_rank
 from bronet.recipe.dataset import DatasetSpec
 
 _PIXEL_MEAN = 0.5
-_KERNEL = 3
 
 
 class BRONet(CertifiableModel):
@@ -49,16 +48,13 @@ class BRONet(CertifiableModel):
         self.stem = self._stem(spec.channels, size)
         size = _strided(size, a.stem_kernel, a.stem_stride, a.stem_padding)
 
-        self.regularized = nn.Sequential(
-            *(self._regularized(size, a.regularized_depth) for _ in range(a.regularized_depth))
-        )
-        blocks = []
+        self.regularized = nn.Sequential(*(self._regularized(size) for _ in range(a.regularized_depth)))
+        self.backbone = nn.Sequential()
         for _ in range(a.depth):
             conv = self._backbone_convolution(size)
-            blocks.append(self._centred(conv))
+            self.backbone.append(self._centred(conv))
             if a.keep_padding:
                 size = (size[0] + 2 * conv.padding, size[1] + 2 * conv.padding)
-        self.backbone = nn.Sequential(*blocks)
 
         self.neck = self._neck(size)
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
@@ -76,13 +72,11 @@ class BRONet(CertifiableModel):
         conv = LipschitzRegularizedConv2d(
             channels, a.width, a.stem_kernel, input_size=size, stride=a.stem_stride, padding=a.stem_padding
         )
-        bias = Bias(a.width)
-        return Block(conv, bias, MaxMin())
+        return Block(conv, Bias(a.width), MaxMin())
 
-    def _regularized(self, size: tuple[int, int], depth: int) -> Block:
-        width = self.architecture.width
-        conv = LipschitzRegularizedConv2d(width, width, _KERNEL, input_size=size, residual_depth=depth)
-        return self._centred(conv)
+    def _regularized(self, size: tuple[int, int]) -> Block:
+        width, depth = self.architecture.width, self.architecture.regularized_depth
+        return self._centred(LipschitzRegularizedConv2d(width, width, input_size=size, residual_depth=depth))
 
     def _backbone_convolution(self, size: tuple[int, int]) -> AnyConvolution:
         a = self.architecture
@@ -91,7 +85,6 @@ class BRONet(CertifiableModel):
             a.backbone,
             a.width,
             a.width,
-            _KERNEL,
             rank=_rank(a.width, a.rank) if "rank" in options else None,
             residual_depth=a.depth if "residual_depth" in options else None,
             padding_mode=a.padding_mode,
@@ -100,9 +93,8 @@ class BRONet(CertifiableModel):
         )
 
     def _centred(self, conv: LipschitzLayer) -> Block:
-        width = self.architecture.width
         shift = Centring if self.architecture.centring else Bias
-        return Block(conv, shift(width), MaxMin())
+        return Block(conv, shift(self.architecture.width), MaxMin())
 
     def _neck(self, size: tuple[int, int]) -> nn.Sequential:
         """Patches to vectors, flattened, then a semi-orthogonal dense layer."""
@@ -116,30 +108,27 @@ class BRONet(CertifiableModel):
         else:
             kind = a.neck
             layers["patches"] = PixelUnshuffle(a.neck_patch)
-            layers["conv"] = self._semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
+            layers["conv"] = _semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
             layers["conv_bias"] = Bias(a.width)
         features = a.width * (size[0] // a.neck_patch) * (size[1] // a.neck_patch)
         layers["flatten"] = Flatten()
-        linear = self._semi_orthogonal(kind, features, a.dense_width)
-        layers["dense"] = Block(linear, Bias(a.dense_width), MaxMin())
+        layers["dense"] = Block(_semi_orthogonal(kind, features, a.dense_width), Bias(a.dense_width), MaxMin())
         return nn.Sequential(layers)
 
-    def _semi_orthogonal(self, kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
-        if kind == "cholesky":
-            return CholeskyLinear(in_features, out_features)
-        return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE)
-
     def _dense_block(self) -> Block:
-        a = self.architecture
+        a, width = self.architecture, self.architecture.dense_width
         linear: LipschitzLayer
         if a.dense == "cholesky":
-            linear = CholeskyLinear(a.dense_width, a.dense_width, residual_depth=a.dense_depth)
+            linear = CholeskyLinear(width, width, residual_depth=a.dense_depth)
         else:
-            linear = BROLinear(
-                a.dense_width, a.dense_width, rank=_rank(a.dense_width, a.rank), residual_depth=a.dense_depth
-            )
-        bias = Bias(a.dense_width)
-        return Block(linear, bias, MaxMin())
+            linear = BROLinear(width, width, rank=_rank(width, a.rank), residual_depth=a.dense_depth)
+        return Block(linear, Bias(width), MaxMin())
+
+
+def _semi_orthogonal(kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
+    if kind == "cholesky":
+        return CholeskyLinear(in_features, out_features)
+    return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE)
 
 
 def _rank(channels: int, ratio: str) -> int:

@@ -49,13 +49,11 @@ class LipConvNet(CertifiableModel):
         mean = _RGB_MEAN if spec.channels == len(_RGB_MEAN) else (_GREY_MEAN,) * spec.channels
         self.normalization = Normalization(mean, std=_COMMON_STD)
 
-        stages, channels, width = [], spec.channels, architecture.width
+        self.stages, channels, width = nn.Sequential(), spec.channels, architecture.width
         for stage in range(_STAGES):
             size = (spec.height >> stage, spec.width >> stage)
-            layers = self._stage(channels, width, size, last=stage == _STAGES - 1)
-            stages.append(nn.Sequential(*layers))
+            self.stages.append(nn.Sequential(*self._stage(channels, width, size, last=stage == _STAGES - 1)))
             channels = width = 2 * width
-        self.stages = nn.Sequential(*stages)
         self.flatten = Flatten()
 
         pixels = (spec.height >> _STAGES) * (spec.width >> _STAGES)
@@ -86,29 +84,19 @@ class LipConvNet(CertifiableModel):
         return [strided, *(self._block(2 * width, 2 * width, halved, kernel=kernel) for _ in range(kept))]
 
     def _block(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int = 1) -> nn.Sequential:
-        bias, activation = Bias(c_out), self._activation(c_out)
-        if kernel == 1 and stride > 1 and self.architecture.backbone == "bro":
+        a, bias = self.architecture, Bias(c_out)
+        order = {"maxmin": 0, "householder1": 1, "householder2": 2}[a.activation]
+        activation = Householder(c_out, order=order) if order else MaxMin()
+        if kernel == 1 and stride > 1 and a.backbone == "bro":
             # The same matrix at every frequency: a dense layer on the channels, without a transform.
-            return nn.Sequential(
-                PixelUnshuffle(stride), Block(self._pointwise(c_in * stride**2, c_out), bias, activation)
-            )
+            linear = BROLinear(c_in * stride**2, c_out, ridge=SEMI_ORTHOGONAL_RIDGE)
+            nn.init.eye_(linear.weight)
+            return nn.Sequential(PixelUnshuffle(stride), Block(linear, bias, activation))
         return Block(self._convolution(c_in, c_out, size, kernel=kernel, stride=stride), bias, activation)
 
     def _convolution(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int) -> LipschitzLayer:
         a = self.architecture
         if a.backbone != "bro":
             return create_convolution(a.backbone, c_in, c_out, kernel, stride=stride, input_size=size)
-        keeps = stride == 1 and c_in == c_out
-        rank = max(1, round(c_in * parse_rank(a.rank))) if keeps else None
+        rank = max(1, round(c_in * parse_rank(a.rank))) if stride == 1 and c_in == c_out else None
         return BROConv2d(c_in, c_out, kernel, rank=rank, stride=stride, ridge=SEMI_ORTHOGONAL_RIDGE, input_size=size)
-
-    def _pointwise(self, c_in: int, c_out: int) -> BROLinear:
-        linear = BROLinear(c_in, c_out, ridge=SEMI_ORTHOGONAL_RIDGE)
-        nn.init.eye_(linear.weight)
-        return linear
-
-    def _activation(self, channels: int) -> LipschitzLayer:
-        order = {"maxmin": 0, "householder1": 1, "householder2": 2}[self.architecture.activation]
-        if order == 0:
-            return MaxMin()
-        return Householder(channels, order=order)

@@ -4,6 +4,8 @@ Each has the published sequence of layers, with our input normalisation and norm
 comparable (docs/rivals.md).
 """
 
+import math
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -13,7 +15,6 @@ from bronet.layers import (
     Bias,
     Flatten,
     LastLayerNormalized,
-    LipschitzLayer,
     MaxMin,
     Normalization,
     PixelUnshuffle,
@@ -36,22 +37,20 @@ class Stack(CertifiableModel):
         self.patches = PixelUnshuffle(a.patch)
         channels, side = spec.channels * a.patch**2, self._side(spec)
 
-        blocks = []
+        self.convolutions = nn.Sequential()
         for width, kernel, stride in zip(a.widths, a.kernels, a.strides, strict=True):
-            blocks.append(self._block(channels, width, side, kernel=kernel, stride=stride, hidden=a.hidden))
+            self.convolutions.append(self._block(channels, width, side, kernel=kernel, stride=stride, hidden=a.hidden))
             channels, side = width, side // stride
-        self.convolutions = nn.Sequential(*blocks)
         self.pool = ScaledMeanPool(a.pool)
         side //= a.pool
 
         # A vector is an image of one pixel, on which a 1 x 1 convolution is a dense layer.
         self.to_vector = PixelUnshuffle(side)
         channels *= side**2
-        blocks = []
+        self.dense = nn.Sequential()
         for width in a.dense_widths:
-            blocks.append(self._block(channels, width, 1, kernel=1, stride=1, hidden=a.dense_hidden))
+            self.dense.append(self._block(channels, width, 1, kernel=1, stride=1, hidden=a.dense_hidden))
             channels = width
-        self.dense = nn.Sequential(*blocks)
         self.flatten = Flatten()
         self.head = LastLayerNormalized(channels, spec.classes)
 
@@ -65,9 +64,7 @@ class Stack(CertifiableModel):
     def _side(self, spec: DatasetSpec) -> int:
         """Return the image's side in patches; it must be square and divisible by every stride and the pool."""
         a = self.architecture
-        factor = a.patch * a.pool
-        for stride in a.strides:
-            factor *= stride
+        factor = a.patch * a.pool * math.prod(a.strides)
         if spec.height != spec.width or spec.height % factor:
             raise BronetError(
                 f"images must be square with sides a multiple of {factor} (patch, strides and pool of the stack), "
@@ -79,10 +76,6 @@ class Stack(CertifiableModel):
         self, c_in: int, c_out: int, side: int, *, kernel: int, stride: int, hidden: int | None
     ) -> nn.Sequential:
         """Return a layer with bias and activation, or alone if it has its own nonlinearity."""
-        conv = create_convolution(
-            self.architecture.layer, c_in, c_out, kernel, stride=stride, hidden_channels=hidden, input_size=(side, side)
-        )
-        layers: list[LipschitzLayer] = [conv]
-        if self.architecture.activation == "maxmin":
-            layers += [Bias(c_out), MaxMin()]
-        return nn.Sequential(*layers)
+        kind, size = self.architecture.layer, (side, side)
+        conv = create_convolution(kind, c_in, c_out, kernel, stride=stride, hidden_channels=hidden, input_size=size)
+        return nn.Sequential(conv, *((Bias(c_out), MaxMin()) if self.architecture.activation == "maxmin" else ()))

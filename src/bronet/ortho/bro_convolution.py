@@ -143,20 +143,6 @@ class _Reflection(torch.autograd.Function):
         return gx, gV * (-2 / scale), None, None
 
 
-def bro_convolution(
-    x: Float[Tensor, "b c_in h w"],
-    V: Float[Tensor, "c n kh kw"],
-    *,
-    c_out: int,
-    padding: int,
-    keep_padding: bool = False,
-    ridge: float,
-) -> Float[Tensor, "b c_out h_out w_out"]:
-    """Return the BRO convolution of x in one call; see `reflect_images`."""
-    geometry = geometry_of(x, c_out=c_out, padding=padding, keep_padding=keep_padding, ridge=ridge)
-    return reflect_images(x, V, geometry)
-
-
 def reflect_images(
     x: Float[Tensor, "b c_in h w"],
     V: Float[Tensor, "c n kh kw"],

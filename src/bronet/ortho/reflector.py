@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 
-from bronet.ortho.spd import BRO_RIDGE, ridge_of, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:
@@ -19,19 +19,9 @@ def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDG
     With e = 0 and V of full column rank W is unitary and Hermitian with n eigenvalues -1 and m - n eigenvalues 1;
     `ridge` scales e, relative to the mean diagonal of V*V.
     """
-    m, n = V.shape[-2:]
-    eye = torch.eye(m, dtype=V.dtype, device=V.device)
-    V = _unit_scaled(V)
-    gram = V.mH @ V
-    e = ridge_of(gram.diagonal(dim1=-2, dim2=-1).real, ridge, gram.real.dtype)
-    gram = gram + e[..., None, None] * torch.eye(n, dtype=V.dtype, device=V.device)
-    return eye - 2 * V @ torch.linalg.solve(gram, V.mH)
-
-
-def _unit_scaled(V: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:
-    if V.is_complex():
-        return torch.view_as_complex(unit_scaled(torch.view_as_real(V)))
-    return unit_scaled(V)
+    V = unit_scaled(V)
+    eye = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device)
+    return eye - 2 * V @ torch.linalg.solve(with_ridge(V.mH @ V, ridge), V.mH)
 
 
 def textbook_bro_convolution(

@@ -58,13 +58,13 @@ def reshapings(kernel: Float[Tensor, "m n kh kw"]) -> tuple[Tensor, Tensor, Tens
 
 def _norm_from_above(R: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
     """Return an upper bound (up to rounding) on the spectral norm, with the norm's gradient."""
+    tall, tiny = R.shape[0] >= R.shape[1], torch.finfo(R.dtype).tiny
     with torch.no_grad():
-        bound, v = _gram_iteration(R if R.shape[0] >= R.shape[1] else R.mT)
-        u = R @ v if R.shape[0] >= R.shape[1] else R.mT @ v
-        u = u / u.norm().clamp_min(torch.finfo(R.dtype).tiny)
-    left, right = (u, v) if R.shape[0] >= R.shape[1] else (v, u)
-    estimate = left @ R @ right
-    return bound * estimate / estimate.detach().clamp_min(torch.finfo(R.dtype).tiny)
+        bound, v = _gram_iteration(R if tall else R.mT)
+        u = R @ v if tall else R.mT @ v
+        u = u / u.norm().clamp_min(tiny)
+    estimate = u @ R @ v if tall else v @ R @ u
+    return bound * estimate / estimate.detach().clamp_min(tiny)
 
 
 def _gram_iteration(R: Float[Tensor, "m n"]) -> tuple[Float[Tensor, ""], Float[Tensor, " n"]]:

@@ -64,18 +64,15 @@ def scale_of(V: Tensor) -> Tensor:
     return V.detach().abs().amax().clamp_min(torch.finfo(V.real.dtype).tiny)
 
 
-def _inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    if S.is_cuda and S.dtype == torch.float32:
-        return inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
-
-
 class _SymmetricInverse(torch.autograd.Function):
     """S^-1 through Cholesky. Backward is two products, -P G P, instead of a differentiated factorisation."""
 
     @staticmethod
     def forward(ctx, S: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        P = _inverse(S)
+        if S.is_cuda and S.dtype == torch.float32:
+            P = inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
+        else:
+            P = torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
         ctx.save_for_backward(P)
         return P
 

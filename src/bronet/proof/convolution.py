@@ -47,8 +47,12 @@ def explicit_norm(
     c_out, c_in, kh, kw = kernel.shape
     flat = kernel.reshape(c_out, -1)
     gram = flat.mT @ flat
-    index = _patch_index(c_in, size, (kh, kw), stride=stride, padding=padding)
     inputs = c_in * size[0] * size[1]
+    # For every output pixel the index of each (channel, tap), one past the last outside the image. They are below 2^53,
+    # so unfolding them as float64 is exact.
+    numbers = torch.arange(1, inputs + 1, dtype=torch.float64).view(1, c_in, *size)
+    patches = F.unfold(numbers, (kh, kw), padding=padding, stride=stride)[0].mT.long()
+    index = torch.where(patches == 0, inputs, patches - 1)
     JJ = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64, device=kernel.device)
     for patch in index:  # every output pixel sees one patch; pixels outside the image share the last row
         JJ[patch[:, None], patch[None, :]] += gram
@@ -60,28 +64,27 @@ def explicit_norm(
 def circulant_norm(
     kernel: Float[Tensor, "c_out c_in kh kw"], size: tuple[int, int], *, stride: int, padding: int
 ) -> float:
-    """Return the largest singular value over the frequencies of a circular convolution that contains this one."""
-    kernel = _polyphase(kernel.double(), stride)
-    taps = (kernel.shape[2], kernel.shape[3])
-    grid = (
-        math.ceil((size[0] + 2 * padding) / stride) + taps[0] - 1,
-        math.ceil((size[1] + 2 * padding) / stride) + taps[1] - 1,
-    )
-    return circular_norm(kernel, grid)
+    """Return the largest singular value over the frequencies of a circular convolution that contains this one.
+
+    It acts with stride one on the image split into stride x stride phases.
+    """
+    kh, kw = kernel.shape[2:]
+    kernel = F.pixel_unshuffle(F.pad(kernel.double(), (0, -kw % stride, 0, -kh % stride)), stride)
+    h, w = (math.ceil((s + 2 * padding) / stride) + k - 1 for s, k in zip(size, kernel.shape[2:], strict=True))
+    return circular_norm(kernel, (h, w))
 
 
 def circular_norm(kernel: Float[Tensor, "c_out c_in kh kw"], grid: tuple[int, int]) -> float:
     """Return an upper bound on the norm of the circular convolution of this grid, up to rounding the norm itself."""
-    kernel = kernel.double()
+    kernel, taps = kernel.double(), kernel[0, 0].numel()
     scale = power_of_two_scale(kernel)
     kernel = kernel / scale
-    taps = (kernel.shape[2], kernel.shape[3])
     blocks = spectrum_blocks(kernel, grid, dense=True)  # f 2c_out 2c_in
     if blocks.shape[-2] < blocks.shape[-1]:
         blocks = blocks.mT
     # The stored spectrum differs from the exact one by the cosines' error and the sums' rounding, both relative to the
     # sums of |taps|; real and imaginary part make the root of two, and the factor two rounds those sums up.
-    error = gamma(taps[0] * taps[1] + TRIGONOMETRIC_ULPS)
+    error = gamma(taps + TRIGONOMETRIC_ULPS)
     spread = 2 * error * math.sqrt(2.0) * float(kernel.abs().sum((2, 3)).square().sum().sqrt())
     squared = largest_eigenvalue(blocks.mT @ blocks, gram_error(blocks))
     return up((up(math.sqrt(squared)) + up(spread)) * scale)
@@ -124,10 +127,8 @@ def patch_convolution(
     x: Float[Tensor, "b c_in h w"], kernel: Float[Tensor, "c_out c_in k k"], *, circular: bool
 ) -> Float[Tensor, "b c_out h w"]:
     """Return the convolution that keeps the image's size, for odd k, as one product of the kernel with patches."""
-    h, w = x.shape[-2:]
-    k = kernel.shape[-1]
-    patches = F.unfold(pad_edges(x, k // 2, circular=circular), k)
-    return (kernel.flatten(1) @ patches).unflatten(-1, (h, w))
+    patches = F.unfold(pad_edges(x, kernel.shape[-1] // 2, circular=circular), kernel.shape[-1])
+    return (kernel.flatten(1) @ patches).unflatten(-1, x.shape[-2:])
 
 
 def pad_edges(x: Float[Tensor, "b c h w"], width: int, *, circular: bool) -> Float[Tensor, "b c h_out w_out"]:
@@ -139,29 +140,8 @@ def pad_edges(x: Float[Tensor, "b c h w"], width: int, *, circular: bool) -> Flo
         return F.pad(x, (width, width, width, width))
     for dim in (-2, -1):
         size = x.shape[dim]
-        x = x.index_select(dim, _wrapped(x, size, width))
+        x = x.index_select(dim, torch.arange(-width, size + width, device=x.device) % size)
     return x
-
-
-def _wrapped(x: Tensor, size: int, width: int) -> Tensor:
-    return torch.arange(-width, size + width, device=x.device) % size
-
-
-def _polyphase(kernel: Float[Tensor, "c_out c_in kh kw"], stride: int) -> Float[Tensor, "c_out c_phases th tw"]:
-    """Return the stride-1 kernel that acts on the image split into stride x stride phases."""
-    kh, kw = kernel.shape[2:]
-    padded = F.pad(kernel, (0, -kw % stride, 0, -kh % stride))
-    return F.pixel_unshuffle(padded, stride)
-
-
-def _patch_index(c_in: int, size: tuple[int, int], taps: tuple[int, int], *, stride: int, padding: int) -> Tensor:
-    """Return, for every output pixel, the flat input index of each (channel, tap); one past the last outside it."""
-    h, w = size
-    inputs = c_in * h * w
-    # The indices are below 2^53, so unfolding them as float64 is exact.
-    numbers = torch.arange(1, inputs + 1, dtype=torch.float64).view(1, c_in, h, w)
-    patches = F.unfold(numbers, taps, padding=padding, stride=stride)[0].mT.long()
-    return torch.where(patches == 0, inputs, patches - 1)
 
 
 def _absolute_autocorrelation(kernel: Float[Tensor, "c_out c_in k k"]) -> Float[Tensor, "c_in c_in"]:

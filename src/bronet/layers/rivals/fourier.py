@@ -21,9 +21,7 @@ from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options
 from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import Windows
-from bronet.ortho.cayley import cayley
-from bronet.ortho.cholesky import cholesky_orthogonal
-from bronet.ortho.lot import LOT_STEPS, lot_orthogonal
+from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.spd import CHOLESKY_RIDGE
 from bronet.ortho.spectrum import centred_spectrum, real_blocks

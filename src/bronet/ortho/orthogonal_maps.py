@@ -1,0 +1,110 @@
+"""Three maps from a free matrix, real or complex, to a (semi-)orthogonal one: Cayley, Cholesky and LOT."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Inexact
+from torch import Tensor
+
+from bronet.ortho.spd import CHOLESKY_RIDGE, ridge_slope, scale_of, with_ridge
+
+# Newton steps of the published LOT layer.
+LOT_STEPS = 10
+
+
+def cayley(P: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:
+    """Return a matrix with orthonormal columns (rows, where m < n) by the Cayley transform (Trockman and Kolter 2021).
+
+    Guaranteed for every parameter, up to rounding: I + A with A skew plus positive semidefinite is never singular. It
+    reaches no matrix with an eigenvalue -1.
+
+    Square: (I - A)(I + A)^-1 with A = P - P*. Tall, P = (U, V) stacked: the first n columns of the Cayley transform of
+    the skew matrix [[U - U*, -V*], [V, 0]], which needs one n x n solve: A = U - U* + V*V gives
+    ((I - A)(I + A)^-1, -2 V (I + A)^-1).
+
+    Matrices with an entry beyond eps^(-1/3), 2e2 in float32 and 2e5 in float64, are scaled back to that: A would square
+    it, and I + A be singular to working precision.
+    """
+    m, n = P.shape[-2:]
+    if m < n:
+        return cayley(P.mH).mH
+    largest = torch.finfo(P.real.dtype).eps ** (-1 / 3)
+    P = P * (largest / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(largest))
+    U, V = P[..., :n, :], P[..., n:, :]
+    A = U - U.mH + V.mH @ V
+    eye = torch.eye(n, dtype=P.dtype, device=P.device)
+    # (I - A)(I + A)^-1 = 2 (I + A)^-1 - I, so one inverse serves both parts.
+    inverse = torch.linalg.inv_ex(eye + A).inverse
+    return torch.cat((2 * inverse - eye, -2 * V @ inverse), dim=-2)
+
+
+class _CholeskyMap(torch.autograd.Function):
+    """V (m <= n) -> L^-1 V with the backward pass of `cholesky_orthogonal`'s docstring."""
+
+    @staticmethod
+    def forward(ctx, V: Tensor, ridge: float) -> Tensor:  # type: ignore[no-untyped-def, override]
+        scale = scale_of(V)
+        V = V / scale
+        L = torch.linalg.cholesky_ex(with_ridge(V @ V.mH, ridge)).L
+        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+        inverse = torch.linalg.solve_triangular(L, eye, upper=False)
+        W = inverse @ V
+        ctx.save_for_backward(V, W, inverse, scale)
+        ctx.ridge = ridge
+        return W
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        V, W, inverse, scale = ctx.saved_tensors
+        G = grads[0]
+        K = G @ W.mH
+        below = K.tril(-1)
+        B = below + below.mH + torch.diag_embed(K.diagonal(dim1=-2, dim2=-1).real)
+        gV = inverse.mH @ (G - B @ W)
+        # The ridge follows the mean diagonal of V V*; its gradient is -tr(L^-* B L^-1) / 2 times twice V's share.
+        slope = ridge_slope(ctx.ridge, W.shape[-2], W.real.dtype)
+        if slope > torch.finfo(W.dtype).eps:  # below that it is lost in rounding
+            gV = gV - slope * (inverse.conj() * (B @ inverse)).real.sum((-2, -1), keepdim=True) * V
+        return gV / scale, None
+
+
+def cholesky_orthogonal(
+    V: Inexact[Tensor, "*batch m n"], *, ridge: float = CHOLESKY_RIDGE
+) -> Inexact[Tensor, "*batch m n"]:
+    """Return L^-1 V with L L* = V V* + e I: a Gram-Schmidt of V's rows, or of its columns where it has more rows.
+
+    W W* = I up to the ridge, which only shrinks: the singular values s / sqrt(s^2 + e) stay below one. Differentiable
+    once. Triangular solves with many right-hand sides are slow on GPUs, so the small factor is inverted and multiplied.
+    With B = sym(tril(G W*)), the lower triangle of G W* mirrored (its diagonal real), the gradient of V for a gradient
+    G of W is L^-* (G - B W), up to the ridge's own small share.
+    """
+    if V.shape[-2] > V.shape[-1]:
+        return cholesky_orthogonal(V.mH, ridge=ridge).mH
+    W: Tensor = _CholeskyMap.apply(V, ridge)
+    return W
+
+
+def lot_orthogonal(V: Inexact[Tensor, "*batch m n"], *, steps: int = LOT_STEPS) -> Inexact[Tensor, "*batch m n"]:
+    """Return (V V*)^-1/2 V after this many steps of the coupled Newton-Schulz iteration (Xu et al. 2022).
+
+    In exact arithmetic every step is a contraction that tends to a (semi-)orthogonal matrix; how fast depends on the
+    condition of V, and a singular V never arrives (App. D.9 of the paper, Figure 13). Nothing here promises
+    orthogonality after a given number of steps: measure it. Each matrix is scaled first, which the limit cannot see.
+    """
+    if V.shape[-2] > V.shape[-1]:
+        return lot_orthogonal(V.mH, steps=steps).mH
+    V = V / scale_of(V)
+    S = V @ V.mH
+    size = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(torch.finfo(S.real.dtype).tiny)
+    *_, root = inverse_square_roots(S / size, steps=steps)
+    return root @ (V / size.sqrt())
+
+
+def inverse_square_roots(S: Inexact[Tensor, "*batch m m"], *, steps: int) -> Iterator[Inexact[Tensor, "*batch m m"]]:
+    """Yield Z_1, Z_2, ... with Z_k -> S^-1/2, for S of norm at most one: Y <- Y T, Z <- T Z, T = (3 I - Z Y) / 2."""
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    Y, Z = S, eye.expand_as(S)
+    for _ in range(steps):
+        T = 1.5 * eye - 0.5 * (Z @ Y)
+        Y, Z = Y @ T, T @ Z
+        yield Z
