@@ -14,8 +14,8 @@ from functools import cache
 from bronet.errors import BronetError
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, LossRecipe, Recipe, override, recipe_names
 from bronet.recipe import named_recipe as shipped_recipe
-from bronet.recipe.architecture import NAMED, Architecture
-from bronet.recipe.catalog import CIFAR, CROP_PADDING, LIPCONVNET_WIDTHS
+from bronet.recipe.architecture import LIPCONVNET_WIDTHS, NAMED, Architecture, StackArchitecture
+from bronet.recipe.catalog import CIFAR, CROP_PADDING
 from bronet.records import nearest
 
 MARK = "@"
@@ -30,6 +30,75 @@ IMAGENET_LIRESNET = BRONetArchitecture(
     width=588, depth=12, backbone="lipreg", dense="cholesky", stem_kernel=14, stem_stride=14, stem_padding=0
 )
 IMAGENET_LIRESNET_L2POOL = replace(IMAGENET_LIRESNET, depth=14, neck="l2pool")
+
+
+def _potential_xl(layer: str) -> StackArchitecture:
+    """CPL XL and SLL X-Large: 70 convolutions of width 120 (5 inside), then 15 dense layers (2048 inside)."""
+    return StackArchitecture(
+        layer=layer,
+        widths=(120,) * 70,
+        kernels=(3,) * 70,
+        strides=(1,) * 70,
+        pool=4,
+        dense_widths=(120 * 64,) * 15,
+        hidden=5,
+        dense_hidden=2048,
+        activation="none",
+    )
+
+
+TABLE_NETWORKS: dict[str, Architecture] = {
+    # LiResNet with Table 3's backbones in place of its own, and on ImageNet
+    "liresnet-lot": BRONetArchitecture(backbone="lot", depth=2, dense="cholesky"),
+    "liresnet-cayley": BRONetArchitecture(backbone="cayley", depth=6, dense="cholesky"),
+    "liresnet-cholesky": BRONetArchitecture(backbone="cholesky", depth=6, dense="cholesky"),
+    "liresnet-sll": BRONetArchitecture(backbone="sll", dense="cholesky"),
+    "liresnet-soc": BRONetArchitecture(backbone="soc", dense="cholesky"),
+    "liresnet-imagenet": BRONetArchitecture(
+        width=588,
+        depth=8,
+        backbone="lipreg",
+        dense="cholesky",
+        neck="l2pool",
+        neck_patch=4,
+        stem_kernel=14,
+        stem_stride=14,
+        stem_padding=0,
+        regularized_depth=6,
+    ),
+    # Table 12's two widths
+    "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
+    "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
+    # The rivals of Table 1
+    "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
+    "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
+    "cayley-large": StackArchitecture(
+        layer="cayley",
+        widths=(96, 96, 192, 192),
+        kernels=(3, 1, 3, 1),
+        strides=(1, 2, 1, 2),
+        dense_widths=(1536, 512),
+    ),
+    "aol-large": StackArchitecture(
+        layer="aol",
+        patch=4,
+        widths=(192,) * 13 + (48,),
+        kernels=(1,) + (3,) * 12 + (1,),
+        strides=(1,) * 14,
+        dense_widths=(3072,) * 14,
+    ),
+    "cpl-xl": _potential_xl("cpl"),
+    "sll-xl": _potential_xl("sll"),
+    "sandwich": StackArchitecture(
+        layer="sandwich",
+        widths=(64, 64, 128, 128, 256, 256),
+        kernels=(3, 1, 3, 1, 3, 1),
+        strides=(1, 2, 1, 2, 1, 2),
+        dense_widths=(2048, 2048, 1024),
+        activation="none",
+    ),
+}
+"""Networks of the tables that no recipe of bronet trains, by name: `bronet.build_model` builds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +151,7 @@ def sweeps() -> dict[str, Sweep]:
     found = []
     for width in (256, 512):
         name = f"l6w{width}d4"
-        base = _with_model(f"cifar100/rank-{name}", "cifar100/bronet-m", NAMED[f"bronet-{name}"])
+        base = _with_model(f"cifar100/rank-{name}", "cifar100/bronet-m", TABLE_NETWORKS[f"bronet-{name}"])
         found.append(Sweep(base=base, axes=(("model.rank", RANKS),)))
     recipe = shipped_recipe("cifar100/lipconvnet-10-32")
     loss = replace(recipe.loss, offset=2.0)

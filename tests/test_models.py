@@ -37,7 +37,6 @@ def test_every_named_model_builds_on_the_meta_device(name: str) -> None:
         "bronet-digits": "digits",
         "bronet-tiny": "tiny-imagenet",
         "bronet-imagenet": "imagenet",
-        "liresnet-imagenet": "imagenet",
     }.get(name, "cifar10")
     model = create_model(name, dataset=dataset, device="meta")
     assert all(p.device.type == "meta" for p in model.parameters())

@@ -17,8 +17,8 @@ from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_weights, stored_recipe
 from bronet.train.loop import Interrupted, stop_requests
 from bronet.train.training import Training
-from bronet.train.training_run import held_out_set, train, training_set
-from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, tiny_recipe
+from bronet.train.training_run import train
+from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, split_digits, tiny_recipe
 
 CHANCE = 0.1
 TIMES = ("images_per_second", "seconds")
@@ -48,7 +48,7 @@ def interrupt(logits: torch.Tensor) -> torch.Tensor:
 def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> RunFolder:
     """Run to the end with a real SIGINT after each of these steps."""
     run = create_run(path, recipe)
-    held_out = held_out_set(recipe.data) if recipe.train.validate_every else None
+    held_out = split_digits(recipe)[1] if recipe.train.validate_every else None
     done = 0
     for step in steps:
         model = build(recipe)
@@ -162,8 +162,7 @@ def test_mixed_precision_is_refused_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_held_out_images_are_not_trained_on() -> None:
-    recipe = tiny_recipe().data
-    kept, held = training_set(recipe), held_out_set(recipe)
+    kept, held = split_digits(tiny_recipe())
     assert (len(kept), len(held)) == (200, 1097)
     ours = {bytes(image.flatten().tolist()) for image in kept.images}
     theirs = {bytes(image.flatten().tolist()) for image in held.images}

@@ -18,8 +18,8 @@ from bronet.train.statistics import Display, Tally
 from bronet.train.step import TrainStep
 from bronet.train.teacher import Lessons, Teacher, new_teacher
 from bronet.train.training import Training
-from bronet.train.training_run import held_out_set, train
-from tiny_run import build, digits, tiny_recipe
+from bronet.train.training_run import train
+from tiny_run import build, digits, split_digits, tiny_recipe
 from torchrun import together
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_a_teacher_learns_what_it_was_not_shown() -> None:
     recipe = recipe_with("loss.teacher=1", "loss.teacher_epochs=4")
     teacher = new_teacher(recipe, CPU)
     assert [line.split()[1] for line in teach(teacher, recipe)] == ["1/4", "2/4", "3/4", "4/4"]
-    unseen = held_out_set(recipe.data).subset(torch.arange(300))
+    unseen = split_digits(recipe)[1].subset(torch.arange(300))
     targets = teacher.targets(unseen.images.float() / recipe.data.spec().scale, unseen.labels, share=1.0)
     accuracy = (targets.argmax(dim=1) == unseen.labels).float().mean()
     assert accuracy > 0.8  # of 300 images, after another 200: chance is 0.1

@@ -8,7 +8,7 @@ from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override
 from bronet.train import train
-from bronet.train.training_run import training_set
+from bronet.train.training_run import split_images
 
 MODEL = ("model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16")
 SETTINGS = (*MODEL, "data.held_out=797", "train.epochs=3", "optim.warmup_epochs=0")
@@ -42,6 +42,12 @@ def build(recipe: Recipe) -> CertifiableModel:
 
 
 def digits(recipe: Recipe) -> MixedBatches:
-    images = training_set(recipe.data)
-    assert isinstance(images, ImageSet)
-    return MixedBatches(recipe, ResidentStream(images), device=torch.device("cpu"))
+    return MixedBatches(recipe, ResidentStream(split_digits(recipe)[0]), device=torch.device("cpu"))
+
+
+def split_digits(recipe: Recipe) -> tuple[ImageSet, ImageSet]:
+    """Return the images to learn from and those held out."""
+    kept, held = split_images(recipe.data)
+    assert isinstance(kept, ImageSet)
+    assert isinstance(held, ImageSet)
+    return kept, held

@@ -23,6 +23,7 @@ from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder, open_run
+from lab.recipes import TABLE_NETWORKS
 from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN
 from lab.tables.published import BUDGETS
@@ -255,7 +256,7 @@ def _value(value: Any) -> str:
 
 def _network(recipe: Recipe) -> str:
     """Return the name of the network, or its family and size if it has none."""
-    for name, architecture in NAMED.items():
+    for name, architecture in (NAMED | TABLE_NETWORKS).items():
         if architecture == recipe.model:
             return name
     plain = as_plain(recipe)["model"]

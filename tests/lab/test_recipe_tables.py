@@ -9,10 +9,10 @@ from torch import nn
 from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
-from bronet.recipe import LipConvNetArchitecture, Recipe, recipe_names
+from bronet.recipe import LipConvNetArchitecture, Recipe, dataset_spec, recipe_names
 from bronet.run.folder import create_run
 from bronet.train.training import Training
-from lab.recipes import ablations, sweeps, table_recipe
+from lab.recipes import TABLE_NETWORKS, ablations, sweeps, table_recipe
 from lab.tables.published import paper_rows, paper_tables
 from shrink import shrink
 
@@ -155,3 +155,26 @@ def test_shrinking_keeps_what_the_code_branches_on() -> None:
             recipe.model.backbone,
         )
         assert bool(small.data.synthetic_batch) == bool(recipe.data.synthetic_batch)
+
+
+COUNTS = [  # millions of parameters in Tables 1 and 3
+    ("soc-20", "cifar10", 27),
+    ("lot-20", "cifar10", 18),
+    ("cayley-large", "cifar10", 21),
+    ("cpl-xl", "cifar10", 236),
+    ("aol-large", "cifar10", 136),
+    ("sll-xl", "cifar10", 236),
+    ("sandwich", "cifar100", 26),
+    ("liresnet-imagenet", "imagenet", 98),
+    ("liresnet-lot", "cifar10", 59),
+    ("liresnet-cayley", "cifar10", 68),
+    ("liresnet-cholesky", "cifar10", 68),
+    ("liresnet-sll", "cifar10", 83),
+    ("liresnet-soc", "cifar10", 83),
+]
+
+
+@pytest.mark.parametrize(("name", "dataset", "expected"), COUNTS)
+def test_a_network_of_the_tables_has_the_papers_parameter_count(name: str, dataset: str, expected: float) -> None:
+    model = build_model(TABLE_NETWORKS[name], dataset_spec(dataset), device="meta")
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(expected, rel=0.1)

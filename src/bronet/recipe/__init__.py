@@ -4,8 +4,7 @@ from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConv
 from bronet.recipe.catalog import named_recipe, recipe_names
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, parse_budget
-from bronet.recipe.source import find_recipe, read_recipe
-from bronet.recipe.text import differing_keys, from_text, override, to_text
+from bronet.recipe.text import differing_keys, find_recipe, from_text, override, read_recipe, to_text
 
 __all__ = [
     "DATASETS",

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from bronet.errors import BronetError
 from bronet.records import require_range
@@ -19,8 +19,27 @@ MAX_CHANNELS = 65_536
 MAX_PIXELS = 4_096
 """For the side of an image, a kernel, a stride or a padding."""
 
-# No exponent: "1e-999999999" would be an exact fraction of a billion digits.
-RANK_TEXT = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?", re.ASCII)
+# An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
+FRACTION_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
+
+
+def check_settings(record: object, table: str, *limits: tuple[float, float, tuple[str, ...]]) -> None:
+    """Refuse settings that are none of their choices (`Literal`), or outside the limits (least, most, names).
+
+    A setting that is None has no limits; in a tuple every entry has.
+    """
+    for name, hint in get_type_hints(type(record)).items():
+        if get_origin(hint) is Literal and getattr(record, name) not in get_args(hint):
+            choices = ", ".join(get_args(hint))
+            raise BronetError(f"{table}.{name} must be one of {choices}, got {getattr(record, name)!r}")
+    for least, most, names in limits:
+        for name in names:
+            value = getattr(record, name)
+            if isinstance(value, tuple):
+                for entry in value:
+                    require_range(f"each of {table}.{name}", entry, least, most)
+            elif value is not None:
+                require_range(f"{table}.{name}", value, least, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +71,15 @@ class BRONetArchitecture:
     centring: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("width", "dense_width"):
-            require_range(f"model.{name}", getattr(self, name), 1, MAX_CHANNELS)
-        for name in ("neck_patch", "stem_kernel", "stem_stride"):
-            require_range(f"model.{name}", getattr(self, name), 1, MAX_PIXELS)
-        require_range("model.stem_padding", self.stem_padding, 0, MAX_PIXELS)
-        require_range("model.depth", self.depth, 1, MAX_LAYERS)
-        for name in ("dense_depth", "regularized_depth"):
-            require_range(f"model.{name}", getattr(self, name), 0, MAX_LAYERS)
+        check_settings(
+            self,
+            "model",
+            (1, MAX_CHANNELS, ("width", "dense_width")),
+            (1, MAX_PIXELS, ("neck_patch", "stem_kernel", "stem_stride")),
+            (0, MAX_PIXELS, ("stem_padding",)),
+            (1, MAX_LAYERS, ("depth",)),
+            (0, MAX_LAYERS, ("dense_depth", "regularized_depth")),
+        )
         _require_even("width", self.width)
         _require_even("dense_width", self.dense_width)
         _require_word("backbone", self.backbone)
@@ -86,10 +106,9 @@ class LipConvNetArchitecture:
     strided_last: bool = True
 
     def __post_init__(self) -> None:
-        require_range("model.width", self.width, 2, MAX_CHANNELS)
+        limits = ((2, MAX_CHANNELS, ("width",)), (1, MAX_PIXELS, ("kernel",)), (5, MAX_LAYERS, ("depth",)))
+        check_settings(self, "model", *limits)
         _require_even("width", self.width)
-        require_range("model.kernel", self.kernel, 1, MAX_PIXELS)
-        require_range("model.depth", self.depth, 5, MAX_LAYERS)
         if self.depth % 5 != 0:
             raise BronetError(f"model.depth of a LipConvNet must be a multiple of 5, got {self.depth}")
         _require_word("backbone", self.backbone)
@@ -123,19 +142,12 @@ class StackArchitecture:
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
         require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MAX_LAYERS)
-        for name, most in (
-            ("widths", MAX_CHANNELS),
-            ("dense_widths", MAX_CHANNELS),
-            ("kernels", MAX_PIXELS),
-            ("strides", MAX_PIXELS),
-        ):
-            for value in getattr(self, name):
-                require_range(f"each of model.{name}", value, 1, most)
-        for name in ("patch", "pool"):
-            require_range(f"model.{name}", getattr(self, name), 1, MAX_PIXELS)
-        for name in ("hidden", "dense_hidden"):
-            inner = getattr(self, name)
-            require_range(f"model.{name}", 1 if inner is None else inner, 1, MAX_CHANNELS)
+        check_settings(
+            self,
+            "model",
+            (1, MAX_CHANNELS, ("widths", "dense_widths", "hidden", "dense_hidden")),
+            (1, MAX_PIXELS, ("kernels", "strides", "patch", "pool")),
+        )
         if self.activation == "maxmin":
             for width in (*self.widths, *self.dense_widths):
                 _require_even("each of widths and dense_widths", width)
@@ -144,14 +156,19 @@ class StackArchitecture:
 Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
 
 
-def parse_rank(text: str) -> Fraction:
-    """Return the rank ratio n/m of a text such as "1/4"; it must lie in (0, 1)."""
-    if not isinstance(text, str) or not RANK_TEXT.fullmatch(text):
-        raise BronetError(f'rank must be a fraction such as "1/4", without an exponent, got {text!r}')
+def parse_fraction(text: str, *, name: str) -> Fraction:
+    """Return the exact value of a text such as "36/255" or "0.5"; it is at least 0."""
+    if not isinstance(text, str) or not FRACTION_TEXT.fullmatch(text):
+        raise BronetError(f'{name} must be a number or fraction as text, such as "36/255", got {text!r}')
     numerator, _, denominator = text.partition("/")
     if denominator and not int(denominator):
-        raise BronetError(f"rank must not divide by zero, got {text!r}")
-    ratio = Fraction(numerator) / int(denominator or 1)
+        raise BronetError(f"{name} must not divide by zero, got {text!r}")
+    return Fraction(numerator) / int(denominator or 1)
+
+
+def parse_rank(text: str) -> Fraction:
+    """Return the rank ratio n/m of a text such as "1/4"; it must lie in (0, 1)."""
+    ratio = parse_fraction(text, name="rank")
     if not 0 < ratio < 1:
         raise BronetError(f"rank must satisfy 0 < n/m < 1 (n = m makes every layer -I), got {text}")
     return ratio
@@ -168,22 +185,8 @@ def _require_even(name: str, value: int) -> None:
         raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
 
 
-def _potential_xl(layer: str) -> StackArchitecture:
-    """CPL XL and SLL X-Large: 70 convolutions of width 120 (5 inside), then 15 dense layers (2048 inside)."""
-    return StackArchitecture(
-        layer=layer,
-        widths=(120,) * 70,
-        kernels=(3,) * 70,
-        strides=(1,) * 70,
-        pool=4,
-        dense_widths=(120 * 64,) * 15,
-        hidden=5,
-        dense_hidden=2048,
-        activation="none",
-    )
-
-
-_BRONETS: dict[str, Architecture] = {
+LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS = (5, 10, 15, 20), (32, 48, 64)
+NAMED: dict[str, Architecture] = {
     # CIFAR (Table 1, App. B.3)
     "bronet-m": BRONetArchitecture(rank="1/4", dense="bro"),
     "bronet-l": BRONetArchitecture(rank="1/2", dense="cholesky"),
@@ -203,28 +206,8 @@ _BRONETS: dict[str, Architecture] = {
         regularized_depth=6,
         keep_padding=True,
     ),
-    # LiResNet (the baseline of Tables 1 to 3), and Table 3's backbones in its place
+    # LiResNet, the baseline of Tables 1 to 3
     "liresnet": BRONetArchitecture(backbone="lipreg", dense="cholesky"),
-    "liresnet-lot": BRONetArchitecture(backbone="lot", depth=2, dense="cholesky"),
-    "liresnet-cayley": BRONetArchitecture(backbone="cayley", depth=6, dense="cholesky"),
-    "liresnet-cholesky": BRONetArchitecture(backbone="cholesky", depth=6, dense="cholesky"),
-    "liresnet-sll": BRONetArchitecture(backbone="sll", dense="cholesky"),
-    "liresnet-soc": BRONetArchitecture(backbone="soc", dense="cholesky"),
-    "liresnet-imagenet": BRONetArchitecture(
-        width=588,
-        depth=8,
-        backbone="lipreg",
-        dense="cholesky",
-        neck="l2pool",
-        neck_patch=4,
-        stem_kernel=14,
-        stem_stride=14,
-        stem_padding=0,
-        regularized_depth=6,
-    ),
-    # Table 12's two widths
-    "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
-    "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
     # BRONet-M at a quarter of its width, with half of its dense layers: two million parameters, not the paper's
     "bronet-s": BRONetArchitecture(width=128, dense_depth=4, dense_width=512),
     # Small models for CPUs
@@ -232,39 +215,9 @@ _BRONETS: dict[str, Architecture] = {
     "bronet-digits": BRONetArchitecture(
         width=32, depth=4, dense_depth=2, dense_width=128, stem_kernel=3, stem_stride=1, stem_padding=1
     ),
+    **{
+        f"lipconvnet-{depth}-{width}": LipConvNetArchitecture(depth=depth, width=width)
+        for depth in LIPCONVNET_DEPTHS
+        for width in LIPCONVNET_WIDTHS
+    },
 }
-
-_LIPCONVNETS: dict[str, Architecture] = {
-    f"lipconvnet-{depth}-{width}": LipConvNetArchitecture(depth=depth, width=width)
-    for depth in (5, 10, 15, 20)
-    for width in (32, 48, 64)
-}
-
-_RIVALS: dict[str, Architecture] = {
-    # The rivals of Table 1
-    "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
-    "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
-    "cayley-large": StackArchitecture(
-        layer="cayley", widths=(96, 96, 192, 192), kernels=(3, 1, 3, 1), strides=(1, 2, 1, 2), dense_widths=(1536, 512)
-    ),
-    "aol-large": StackArchitecture(
-        layer="aol",
-        patch=4,
-        widths=(192,) * 13 + (48,),
-        kernels=(1,) + (3,) * 12 + (1,),
-        strides=(1,) * 14,
-        dense_widths=(3072,) * 14,
-    ),
-    "cpl-xl": _potential_xl("cpl"),
-    "sll-xl": _potential_xl("sll"),
-    "sandwich": StackArchitecture(
-        layer="sandwich",
-        widths=(64, 64, 128, 128, 256, 256),
-        kernels=(3, 1, 3, 1, 3, 1),
-        strides=(1, 2, 1, 2, 1, 2),
-        dense_widths=(2048, 2048, 1024),
-        activation="none",
-    ),
-}
-
-NAMED: dict[str, Architecture] = {**_BRONETS, **_LIPCONVNETS, **_RIVALS}

@@ -10,18 +10,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import NAMED, Architecture, LipConvNetArchitecture
+from bronet.recipe.architecture import LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS, NAMED, Architecture, LipConvNetArchitecture
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 from bronet.records import nearest
 
 CROP_PADDING = {"cifar10": 4, "cifar100": 4, "tiny-imagenet": 8}
 CIFAR = ("cifar10", "cifar100")
-BRONETS = ("bronet-m", "bronet-l")
 SYNTHETIC_CIFAR = {"cifar10": "edm-cifar10-4m.npz", "cifar100": "edm-cifar100-1m.npz"}
 SYNTHETIC_IMAGENET = "edm2-imagenet-2m"
 IMAGENET_RESIZE = (224, 288)
-LIPCONVNET_DEPTHS = (5, 10, 15, 20)
-LIPCONVNET_WIDTHS = (32, 48, 64)
 LIPCONVNET_OFFSET = 2 * math.sqrt(2)
 LIPCONVNET_LOSS_SCALE = 0.25  # published code only
 FAST_BATCH = 512

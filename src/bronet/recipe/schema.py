@@ -4,27 +4,17 @@ A recipe is frozen and validated when it is made, and knows no tensors. Perturba
 ("36/255"), exactly as in the paper.
 """
 
-import re
 import reprlib
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import MAX_PIXELS, Architecture
+from bronet.recipe.architecture import MAX_PIXELS, Architecture, check_settings, parse_fraction
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
-from bronet.records import require_range
 
 Border = Literal["black", "edge", "mirror"]
 RandAugmentOps = Literal["all", "photometric"]
-LossName = Literal["la", "ce", "ce+cr"]
-PenalisedQuantity = Literal["radius", "margin"]
-OptimizerName = Literal["nadam", "sgd", "muon"]
-ScheduleName = Literal["cosine", "linear", "milestones"]
-Precision = Literal["float32", "bf16"]
 
-# An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
-BUDGET_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 SEED_LIMIT = 2**63  # what a torch generator accepts
 MAX_EPOCHS = 1_000_000
 MAX_IMAGES = 1_000_000_000
@@ -36,24 +26,14 @@ MAX_WEIGHT = 1e6
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
-    """Return the perturbation budget of a text such as "36/255" or "0.5"; it must be a finite number >= 0."""
-    if not isinstance(text, str) or not BUDGET_TEXT.fullmatch(text):
-        raise BronetError(f'{name} must be a number or fraction as text, such as "36/255", got {text!r}')
-    numerator, _, denominator = text.partition("/")
-    if denominator and int(denominator) == 0:
-        raise BronetError(f"{name} must not divide by zero, got {text!r}")
-    return float(Fraction(numerator) / int(denominator or 1))
+    """Return the perturbation budget of a text such as "36/255" or "0.5"."""
+    return float(parse_fraction(text, name=name))
 
 
 def check_seed(seed: int, *, name: str = "seed") -> None:
     """Refuse a seed that a generator could not take."""
     if not 0 <= seed < SEED_LIMIT:
         raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {reprlib.repr(seed)}")
-
-
-def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise BronetError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +66,16 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         spec = self.spec()
-        for name in ("crop_padding", "synthetic_crop_padding"):
-            require_range(f"data.{name}", getattr(self, name), 0, MAX_PIXELS)
-        for name in ("held_out", "synthetic_batch"):
-            require_range(f"data.{name}", getattr(self, name), 0, MAX_IMAGES)
-        require_range("data.randaugment_probability", self.randaugment_probability, 0, 1)
-        _require_one_of("data.randaugment_ops", self.randaugment_ops, get_args(RandAugmentOps))
-        _require_one_of("data.border", self.border, get_args(Border))
+        check_settings(
+            self,
+            "data",
+            (0, MAX_PIXELS, ("crop_padding", "synthetic_crop_padding")),
+            (0, MAX_IMAGES, ("held_out", "synthetic_batch")),
+            (0, 1, ("randaugment_probability",)),
+            (max(spec.height, spec.width), MAX_PIXELS, ("resize",)),
+        )
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
             raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
-        if self.resize:
-            for side in self.resize:
-                require_range("each of data.resize", side, max(spec.height, spec.width), MAX_PIXELS)
         if bool(self.synthetic) != bool(self.synthetic_batch):
             raise BronetError(
                 "data.synthetic and data.synthetic_batch belong together, "
@@ -124,12 +102,12 @@ class LossRecipe:
     ordinary network, trained for `teacher_epochs` before the first step, decides.
     """
 
-    name: LossName = "la"
+    name: Literal["la", "ce", "ce+cr"] = "la"
     temperature: float = 0.75
     offset: float = 2.0
     beta: float = 5.0
     gamma: float = 0.5
-    cr: PenalisedQuantity = "radius"
+    cr: Literal["radius", "margin"] = "radius"
     scale: float = 1.0
     emma: bool = False
     emma_eps: str = "108/255"
@@ -139,15 +117,14 @@ class LossRecipe:
     teacher_epochs: int = 8
 
     def __post_init__(self) -> None:
-        _require_one_of("loss.name", self.name, get_args(LossName))
-        _require_one_of("loss.cr", self.cr, get_args(PenalisedQuantity))
-        for name in ("temperature", "scale"):
-            require_range(f"loss.{name}", getattr(self, name), 1 / MAX_WEIGHT, MAX_WEIGHT)
-        for name in ("offset", "beta", "gamma"):
-            require_range(f"loss.{name}", getattr(self, name), 0, MAX_WEIGHT)
-        for name in ("emma_ramp", "teacher"):
-            require_range(f"loss.{name}", getattr(self, name), 0, 1)
-        require_range("loss.teacher_epochs", self.teacher_epochs, 1, MAX_EPOCHS)
+        check_settings(
+            self,
+            "loss",
+            (1 / MAX_WEIGHT, MAX_WEIGHT, ("temperature", "scale")),
+            (0, MAX_WEIGHT, ("offset", "beta", "gamma")),
+            (0, 1, ("emma_ramp", "teacher")),
+            (1, MAX_EPOCHS, ("teacher_epochs",)),
+        )
         if self.teacher and self.name != "la":
             raise BronetError(
                 f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
@@ -170,31 +147,29 @@ class OptimRecipe:
     (epochs at which the rate is multiplied by `milestone_factor`) for the other one.
     """
 
-    name: OptimizerName = "nadam"
+    name: Literal["nadam", "sgd", "muon"] = "nadam"
     lr: float
     weight_decay: float = 0.0
     momentum: float = 0.9
     clip_norm: float | None = 3.0
     lookahead_steps: int = 6
     lookahead_alpha: float = 0.5
-    schedule: ScheduleName = "cosine"
+    schedule: Literal["cosine", "linear", "milestones"] = "cosine"
     warmup_epochs: int = 0
     milestones: tuple[int, ...] = ()
     milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _require_one_of("optim.name", self.name, get_args(OptimizerName))
-        _require_one_of("optim.schedule", self.schedule, get_args(ScheduleName))
-        require_range("optim.lr", self.lr, MIN_RATE, MAX_RATE)
-        require_range("optim.weight_decay", self.weight_decay, 0, MAX_RATE)
-        if self.clip_norm is not None:
-            require_range("optim.clip_norm", self.clip_norm, MIN_RATE, 1 / MIN_RATE)
-        require_range("optim.lookahead_steps", self.lookahead_steps, 0, MAX_EPOCHS)
-        for name in ("momentum", "lookahead_alpha", "milestone_factor"):
-            require_range(f"optim.{name}", getattr(self, name), 0, 1)
-        require_range("optim.warmup_epochs", self.warmup_epochs, 0, MAX_EPOCHS)
-        for epoch in self.milestones:
-            require_range("each of optim.milestones", epoch, 1, MAX_EPOCHS)
+        check_settings(
+            self,
+            "optim",
+            (MIN_RATE, MAX_RATE, ("lr",)),
+            (0, MAX_RATE, ("weight_decay",)),
+            (MIN_RATE, 1 / MIN_RATE, ("clip_norm",)),
+            (0, MAX_EPOCHS, ("lookahead_steps", "warmup_epochs")),
+            (0, 1, ("momentum", "lookahead_alpha", "milestone_factor")),
+            (1, MAX_EPOCHS, ("milestones",)),
+        )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise BronetError(f"optim.milestones must be growing epochs, got {list(self.milestones)}")
 
@@ -211,7 +186,7 @@ class TrainRecipe:
     epochs: int
     batch_size: int
     seed: int = 0
-    precision: Precision = "float32"
+    precision: Literal["float32", "bf16"] = "float32"
     power_iterations: int = 10
     checkpoint_every: int = 1
     keep_checkpoints: int = 1
@@ -219,11 +194,13 @@ class TrainRecipe:
     ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_one_of("train.precision", self.precision, get_args(Precision))
-        for name in ("epochs", "power_iterations", "checkpoint_every", "keep_checkpoints"):
-            require_range(f"train.{name}", getattr(self, name), 1, MAX_EPOCHS)
-        require_range("train.batch_size", self.batch_size, 1, MAX_BATCH)
-        require_range("train.validate_every", self.validate_every, 0, MAX_EPOCHS)
+        check_settings(
+            self,
+            "train",
+            (1, MAX_EPOCHS, ("epochs", "power_iterations", "checkpoint_every", "keep_checkpoints")),
+            (1, MAX_BATCH, ("batch_size",)),
+            (0, MAX_EPOCHS, ("validate_every",)),
+        )
         if not 0 <= self.ema_decay < 1:
             raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
         check_seed(self.seed, name="train.seed")

@@ -16,8 +16,7 @@ from bronet.errors import BronetError
 from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text, shown
 from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import Recipe
-from bronet.recipe.source import read_recipe
-from bronet.recipe.text import to_text
+from bronet.recipe.text import read_recipe, to_text
 
 STEP_DIGITS = 9
 EXPORTS = {"onnx": ".onnx", "torch-export": ".pt2"}

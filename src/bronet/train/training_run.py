@@ -106,11 +106,16 @@ def train(
                 "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
             )
         folder = Path(run_dir)
-        resume = resume or _restarted(processes, folder)
+        run = RunFolder(folder)
+        resume = resume or (processes.restarts > 0 and run.recipe_file.exists())  # torchrun started them again
         if resume:
             run = open_run(folder)
             check_recipe(run.recipe_file, run.recipe, recipe)
-            _require_state(run)
+            if run.weights.exists() and not run.checkpoint.exists() and not run.older_checkpoints():
+                raise BronetError(  # a rounded, copied or downloaded network
+                    f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they "
+                    "are (bronet certify), or train the recipe in another folder"
+                )
         batches, held_out = open_training(
             recipe,
             device=place,
@@ -124,7 +129,6 @@ def train(
         if place.type == "cpu" and not options.fsdp:
             require_memory(model, copies=NUMBERS_PER_WEIGHT)
         if not resume:
-            run = RunFolder(folder)
             if processes.is_main:
                 advice = "go on with it (--resume), replace it (--overwrite) or choose another"
                 create_run(folder, recipe, overwrite=overwrite, advice=advice)
@@ -147,20 +151,6 @@ def train(
     return run
 
 
-def _require_state(run: RunFolder) -> None:
-    """Refuse to train weights anew that have no checkpoint: those of a rounded, copied or downloaded network."""
-    if run.weights.exists() and not run.checkpoint.exists() and not run.older_checkpoints():
-        raise BronetError(
-            f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they are "
-            "(bronet certify), or train the recipe in another folder"
-        )
-
-
-def _restarted(processes: Processes, folder: Path) -> bool:
-    """Whether torchrun started the processes again after one failed, with a run to go on with."""
-    return processes.restarts > 0 and RunFolder(folder).recipe_file.exists()
-
-
 def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:
     try:
         place = torch.device(device)
@@ -172,18 +162,6 @@ def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:
         # No gain there, and some processors announce bf16 instructions that they then refuse to run.
         raise BronetError("train.precision must be float32 on a CPU, got bf16; train on cuda or change it")
     return place
-
-
-def training_set(recipe: DataRecipe, *, data_dir: Path | None = None) -> ImageSet | FileSet:
-    """Return the training images without the held-out ones: in memory, or as files where they are decoded later."""
-    return _parts(recipe, data_dir)[0]
-
-
-def held_out_set(recipe: DataRecipe, *, data_dir: Path | None = None) -> ImageSet:
-    """Return the held-out training images, decoded, on the CPU; the recipe must hold some out."""
-    whole = open_images(recipe, "train", data_dir=data_dir)
-    _, held = stratified_split(whole.labels, recipe.held_out, HELD_OUT_SEED)
-    return _decoded(whole.subset(held), recipe)
 
 
 def open_training(
@@ -199,27 +177,28 @@ def open_training(
     Images in memory go to the device as a whole; files are decoded by `workers` processes.
     """
     data = recipe.data
-    kept, held = _parts(data, data_dir)
+    kept, held = split_images(data, data_dir=data_dir)
     real = _stream(kept, recipe, device, workers, seed=recipe.train.seed)
     synthetic = None
     if data.synthetic:
         generated = open_synthetic(data, kept.classes, data_dir=data_dir)
         synthetic = _stream(generated, recipe, device, workers, seed=recipe.train.seed + 1)
     batches = MixedBatches(recipe, real, synthetic, device=device, rank=processes.rank, world=processes.world)
-    wanted = held is not None and recipe.train.validate_every > 0
-    return batches, _decoded(held, data).to(device) if wanted and held is not None else None
+    if held is None or not recipe.train.validate_every:
+        return batches, None
+    decoded = held.decoded(data.spec(), resized=bool(data.resize)) if isinstance(held, FileSet) else held
+    return batches, decoded.to(device)
 
 
-def _parts(recipe: DataRecipe, data_dir: Path | None) -> tuple[ImageSet | FileSet, ImageSet | FileSet | None]:
+def split_images(
+    recipe: DataRecipe, *, data_dir: Path | None = None
+) -> tuple[ImageSet | FileSet, ImageSet | FileSet | None]:
+    """Return the training images to learn from, and those that the recipe holds out: in memory, or as files."""
     whole = open_images(recipe, "train", data_dir=data_dir)
     if recipe.held_out == 0:
         return whole, None
     kept, held = stratified_split(whole.labels, recipe.held_out, HELD_OUT_SEED)
     return whole.subset(kept), whole.subset(held)
-
-
-def _decoded(found: ImageSet | FileSet, recipe: DataRecipe) -> ImageSet:
-    return found.decoded(recipe.spec(), resized=bool(recipe.resize)) if isinstance(found, FileSet) else found
 
 
 def _stream(found: ImageSet | FileSet, recipe: Recipe, device: torch.device, workers: int, *, seed: int) -> ImageStream:
