@@ -148,20 +148,17 @@ def load_checkpoint(
     tensors, metadata = read_tensors(path, KIND, METADATA_KEYS)
     check_recipe(path, from_text(metadata["recipe"]), recipe)
     step, seconds = _number(path, "step", metadata["step"]), _number(path, "seconds", metadata["seconds"])
-    stored_tally = tensors.pop(TALLY, None)
-    if stored_tally is None or stored_tally.shape != tally.shape or stored_tally.dtype != tally.dtype:
-        raise BronetError(f"{path} must be a bronet checkpoint file, but its tally is missing or damaged")
     current = model.state_dict()
     weights = fitting(_below(MODEL, tensors), current, path)
     found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
-    wanted = _state(parts)
+    wanted = _state(parts) | {TALLY: tally}
     check_names(path, found, wanted)
     for name, tensor in found.items():
         check_shape(path, name, tensor, wanted[name])
     copy_wholes(weights, into=current)
     for name, part in parts.items():
         part.load_tensors(_below(name, found))
-    return Progress(int(step), seconds, stored_tally.to(tally.device))
+    return Progress(int(step), seconds, found[TALLY].to(tally))
 
 
 def _state(parts: Mapping[str, Stored]) -> dict[str, Tensor]:
