@@ -45,9 +45,9 @@ def layer(
 
     import torch
 
-    from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_layer
+    from lab.bench.timing import write_timings
 
     place = torch.device(usable_device(device))
     shape = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
@@ -80,16 +80,16 @@ def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out 
     """
     import torch
 
-    from bronet.bench import time_recipe, write_timings
     from bronet.cli.console import facts_table, open_console
     from bronet.recipe import named_recipe
     from lab.bench.recipe_times import CPU_RECIPES, PUBLISHED_MS
+    from lab.bench.timing import recipe_rows, write_timings
 
     place = torch.device(usable_device(device))
     on_gpu = place.type == "cuda"
     rows, facts = [], []
     for name in PUBLISHED_MS if on_gpu else CPU_RECIPES:
-        for kind, row in time_recipe(named_recipe(name), place, repeats=repeats):
+        for kind, row in recipe_rows(named_recipe(name), place, repeats=repeats):
             rows.append(row)
             text = f"{row.median_ms:9.2f} ms" + (f"  {row.peak_gib:5.2f} GiB" if row.peak_gib else "")
             published = PUBLISHED_MS.get(name, {}).get(kind)
@@ -112,9 +112,9 @@ def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Ou
     """
     import torch
 
-    from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_scaling, exponent
+    from lab.bench.timing import write_timings
 
     place = torch.device(usable_device(device))
     base = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
@@ -150,9 +150,9 @@ def certify(
     """
     import torch
 
-    from bronet.bench import write_timings
     from bronet.cli.console import facts_table, open_console
     from lab.bench.recipe_times import bench_certify
+    from lab.bench.timing import write_timings
 
     place = torch.device(usable_device(device))
     chosen = recipe or ("cifar10/bronet-m" if place.type == "cuda" else "cifar10/bronet-small")

@@ -207,7 +207,7 @@ def first_line(error: Exception) -> str:
 
 
 def read_rows(path: Path) -> list[LayerRow]:
-    """Return the rows of a file that `row_file.csv_text` wrote."""
+    """Return the rows of a file that `lab.bench.csv_text` wrote."""
     types = get_type_hints(LayerRow)
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -16,13 +16,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bronet.bench import TimingRow, forget_earlier_memory, timing_row
+from bronet.bench import forget_earlier_memory
 from bronet.files import replace_bytes
 from bronet.layers import BROConv2d
 from bronet.ortho.numerics import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
 from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.report.figures import LIGHT, figure_bytes
+from lab.bench.timing import TimingRow, timing_row
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.bench import GIB, INFERENCE, TRAINING, TimingRow, hardware_name
+from bronet.bench import GIB, hardware_name
 from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe
+from lab.bench.timing import INFERENCE, TRAINING, TimingRow
 
 PUBLISHED_MS = {
     "cifar10/bronet-m": {TRAINING: 190.0, INFERENCE: 30.5},

@@ -44,10 +44,9 @@ def layers(
 
     from rich.table import Table
 
-    from bronet.bench import csv_text
     from bronet.cli.console import open_console, say
     from bronet.files import replace_text
-    from lab.bench import json_text, layer_figures
+    from lab.bench import csv_text, json_text, layer_figures
     from lab.bench import layers as sweeps
 
     sweep = sweeps.PAPER if paper else sweeps.Sweep()
@@ -107,11 +106,10 @@ def equal_budget(
     """
     from rich.table import Table
 
-    from bronet.bench import csv_text
     from bronet.cli.console import open_console, say
     from bronet.files import replace_text
+    from lab.bench import csv_text, json_text
     from lab.bench import equal_budget as comparison
-    from lab.bench import json_text
     from lab.bench.timed_training import Budget
 
     budget = Budget(seconds=seconds) if steps is None else Budget(steps=steps)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, get_type_hints
 
-from bronet.bench import csv_text
 from bronet.errors import BronetError
 from bronet.files import read_object, replace_bytes
 from bronet.recipe import Recipe, differing_keys
@@ -23,6 +22,7 @@ from bronet.recipe.architecture import NAMED
 from bronet.recipe.text import flatten
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder, open_run
+from lab.bench import csv_text
 from lab.recipes import TABLE_NETWORKS
 from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN

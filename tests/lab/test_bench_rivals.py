@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from bronet import BronetError
-from bronet.bench import csv_text
 from bronet.layers import CONVOLUTIONS
 from bronet.layers.rivals import AOLConv2d
 from bronet.report.figures import figure_bytes
-from lab.bench import equal_budget, json_text, layer_figures, layers
+from lab.bench import csv_text, equal_budget, json_text, layer_figures, layers
 from lab.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
 from lab.bench.timed_training import Budget
 

@@ -10,11 +10,11 @@ from typing import get_type_hints
 import pytest
 from typer.testing import CliRunner
 
-from bronet.bench import csv_text
 from bronet.cli.exit_status import ExitStatus
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.train import train
+from lab.bench import csv_text
 from lab.commands import app
 from lab.tables.tuning import (
     DIGITS,

@@ -13,7 +13,6 @@ from bronet.cli.options import (
     DeviceOption,
     OptionalRunArgument,
     SettingsOption,
-    checked_file,
     command_for,
     usable_device,
 )
@@ -39,35 +38,37 @@ def bench(
     ] = None,
     *,
     settings: SettingsOption = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: the recipe's.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is printed.")] = 10,
     device: DeviceOption = Device.AUTO,
-    out: Annotated[Path | None, typer.Option(help="A CSV file for the rows.", callback=checked_file)] = None,
 ) -> None:
     """Time a training step and inference of a recipe's network.
 
-    Example:  bronet bench digits/quickstart --batch 32
+    Example:  bronet bench digits/quickstart --set train.batch_size=32
 
     Images are random, weights those of initialisation. Products are in bf16 on a GPU and in float32 on a CPU, unless a
-    setting says otherwise. Writes nothing unless --out names a file.
+    setting says otherwise. Writes nothing.
     """
+    import statistics
+
     import torch
 
-    from bronet.bench import time_recipe, write_timings
+    from bronet.bench import hardware_name, time_inference, time_training, usual_precision
     from bronet.cli.console import facts_table, open_console
-    from bronet.recipe import find_recipe
+    from bronet.recipe import find_recipe, override
 
     place = torch.device(usable_device(device))
     chosen = find_recipe(recipe or (GPU_RECIPE if place.type == "cuda" else CPU_RECIPE))
-    changed = [*(settings or ()), *([f"train.batch_size={batch}"] if batch is not None else ())]
-    rows = [row for _, row in time_recipe(chosen, place, repeats=repeats, settings=changed)]
-    facts = [("device", rows[0].device)]
-    for row in rows:
-        memory = f"  {row.peak_gib:5.2f} GiB" if row.peak_gib else ""
-        facts.append((f"{row.subject}, {row.shape}", f"{row.median_ms:9.2f} ms{memory}"))
+    chosen = override(chosen, [usual_precision(place), *(settings or ())])
+    sides = " x ".join(map(str, chosen.data.spec().shape))
+    facts = [
+        ("device", hardware_name(place)),
+        ("recipe", f"{chosen.name}, {sides}, batch {chosen.train.batch_size}, {chosen.train.precision}"),
+    ]
+    for what, take in (("training step", time_training), ("inference", time_inference)):
+        timing = take(chosen, place, repeats=repeats)
+        memory = f"  {timing.peak_gib:5.2f} GiB" if timing.peak_gib else ""
+        facts.append((what, f"{statistics.median(timing.times):.2f} ms{memory}"))
     open_console().print(facts_table(facts))
-    if out is not None:
-        write_timings(out, rows)
 
 
 def info(run: OptionalRunArgument = None, data_dir: DataDirOption = None) -> None:
