@@ -21,7 +21,7 @@ DATA = {
     "bronet/report/page.html",
 }
 WHEEL_BYTES = 8_000_000
-EXTRAS = {"attack", "data", "dev", "docs", "onnx", "plot", "track", "web"}
+EXTRAS = {"attack", "data", "dev", "docs", "onnx", "all", "track", "web"}
 
 
 def source_files() -> set[str]:
