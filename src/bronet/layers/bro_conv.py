@@ -104,10 +104,8 @@ class BROConv2d(Convolution[Tensor], ReflectorLayer[Tensor]):
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)
         frame = FourierFrame.of(windows, self.weight.device)
-        grid, dense = windows.source.grid, frame.dense
-        geometry = Geometry(windows, self.out_channels, self.ridge, dense)
-        V = unit_scaled(self.V(torch.float64))
-        A = spectrum_blocks(V, grid, dense=dense)
+        geometry = Geometry(windows, self.out_channels, self.ridge, frame.dense)
+        A = spectrum_blocks(unit_scaled(self.V(torch.float64)), windows.source.grid, dense=frame.dense)
         # The direct Gram matrix: its error is relative to this frequency's A, however small that is.
         Q = orthonormal_factor(A, A.mT @ A, ridge=self.ridge)
         Q_norm = up(math.sqrt(factor_norm(Q)))

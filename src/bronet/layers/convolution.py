@@ -97,7 +97,10 @@ class Convolution(DerivedLayer[T], Generic[T]):
                 raise BronetError(f"{option} must be left out for a {name}, which has none, got {value!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride = kernel_size, stride
-        self.padding_mode = self._checked_mode(self.padding_modes[0] if padding_mode is None else padding_mode)
+        self.padding_mode = self.padding_modes[0] if padding_mode is None else padding_mode
+        if self.padding_mode not in self.padding_modes:
+            known = " or ".join(map(repr, self.padding_modes))
+            raise BronetError(f"padding_mode of {name} must be {known}, got {padding_mode!r}")
         self.padding = self._checked_padding(padding)
         self.input_size = None if input_size is None else self._checked_size(input_size)
         self.make_parameters(partial(torch.empty, device=device, dtype=dtype), options)
@@ -175,22 +178,15 @@ class Convolution(DerivedLayer[T], Generic[T]):
         channels = f"{self.in_channels}, {self.out_channels}"
         return f"{channels}, kernel_size={self.kernel_size}, stride={self.stride}, {mode}"
 
-    def _checked_mode(self, mode: PaddingMode) -> PaddingMode:
-        if mode not in self.padding_modes:
-            known = " or ".join(map(repr, self.padding_modes))
-            raise BronetError(f"padding_mode of {type(self).__name__} must be {known}, got {mode!r}")
-        return mode
-
     def _checked_padding(self, padding: int | None) -> int:
         """Return the zeros on each side."""
-        name, kept = type(self).__name__, self.kernel_size // 2
+        name, kept, least = type(self).__name__, self.kernel_size // 2, self.least_padding
         if padding is None:
             return 0 if self.circular else kept
         if self.circular:
             raise BronetError(
                 f"padding must be left out with padding_mode='circular', which adds none, got {padding!r}"
             )
-        least = self.least_padding
         if type(padding) is int and (padding == kept or (least is not None and padding >= least)):
             return padding
         if least is None:

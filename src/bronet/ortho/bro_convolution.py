@@ -56,11 +56,8 @@ class Geometry:
 
     def bases(self, x: Tensor) -> tuple[RealDFT, RealDFT]:
         """Return D of the input and of the output window, like x in dtype and device."""
-        source, target = (
-            real_dft(window, dense=self.dense, dtype=x.dtype, device=x.device)
-            for window in (self.windows.source, self.windows.target)
-        )
-        return source, target
+        source = real_dft(self.windows.source, dense=self.dense, dtype=x.dtype, device=x.device)
+        return source, real_dft(self.windows.target, dense=self.dense, dtype=x.dtype, device=x.device)
 
 
 def reflector_factor(

@@ -39,14 +39,6 @@ class BoundedKernel(NamedTuple):
     norm: float
 
 
-class _ProvedNorm(NamedTuple):
-    """A float64 kernel, a size of images, and a proved upper bound on the norm of the convolution there."""
-
-    kernel: Tensor
-    size: tuple[int, int]
-    norm: float
-
-
 class PotentialConv2d(Convolution[Tensor]):
     """A nonlinear 1-Lipschitz layer that is square: it runs at max(c_in, c_out) channels, c_in after the stride.
 
@@ -129,7 +121,7 @@ class CPLConv2d(PotentialConv2d):
             h, w = (side // self.stride for side in self.input_size)
         # A circular convolution on this grid contains the zero-padded one: its norm is what proofs of large images use.
         margin = 0 if self.circular else self.kernel_size - 1
-        self._last_norm: _ProvedNorm | None = None
+        self._proved: tuple[tuple[int, int], BoundedKernel] | None = None
         self.register_buffer("power_vector", self.weight.new_empty(1, self.channels, h + margin, w + margin))
 
     def reset_parameters(self) -> None:
@@ -177,9 +169,10 @@ class CPLConv2d(PotentialConv2d):
         return BoundedKernel(U / norm, up(1 + gamma(2) * absolute_convolution_norm(U.detach()) / norm))
 
     def _norm(self, U: Tensor, size: tuple[int, int]) -> float:
-        last = self._last_norm
-        if last is None or last.size != size or U.device != last.kernel.device or not torch.equal(U, last.kernel):
-            last = self._last_norm = _ProvedNorm(U.clone(), size, kept_size_norm(U, size, circular=self.circular))
+        last_size, last = self._proved or (None, BoundedKernel(U, 0.0))
+        if last_size != size or U.device != last.kernel.device or not torch.equal(U, last.kernel):
+            last = BoundedKernel(U.clone(), kept_size_norm(U, size, circular=self.circular))
+            self._proved = size, last
         return last.norm
 
 
