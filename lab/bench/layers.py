@@ -5,13 +5,11 @@ batch with frozen weights, and memory. On a GPU memory is the peak that the allo
 training step keeps for its backward pass, parameters not counted. Steps are ordinary ones, not recorded CUDA graphs.
 """
 
-import csv
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -204,25 +202,3 @@ def _saved_bytes(forward: Callable[[], Tensor]) -> int:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type where there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def read_rows(path: Path) -> list[LayerRow]:
-    """Return the rows of a file that `lab.bench.csv_text` wrote."""
-    types = get_type_hints(LayerRow)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [
-                LayerRow(**{name: _cell(cells[name], types[name]) for name in types}) for cells in csv.DictReader(file)
-            ]
-    except (OSError, UnicodeDecodeError, KeyError, ValueError) as error:
-        raise BronetError(f"rows must be a layers.csv of bronet bench layers, got {path} ({error})") from None
-
-
-def _cell(text: str, kind: object) -> Any:
-    if kind is str:
-        return text
-    if not text:
-        if kind is int:
-            raise ValueError("an empty cell where a number must be")
-        return None
-    return int(text) if kind in (int, int | None) else float(text)

@@ -46,6 +46,7 @@ def layers(
 
     from bronet.cli.console import open_console, say
     from bronet.files import replace_text
+    from bronet.records import read_rows
     from lab.bench import csv_text, json_text, layer_figures
     from lab.bench import layers as sweeps
 
@@ -60,7 +61,8 @@ def layers(
         repeats=sweep.repeats if repeats is None else repeats,
     )
     console = open_console()
-    rows = [row for path in rows_from or () for row in sweeps.read_rows(path)]
+    advice = "give a layers.csv of this command"
+    rows = [row for path in rows_from or () for row in read_rows(sweeps.LayerRow, path, advice=advice)]
     for row in sweeps.measure(sweep, device=usable_device(device)) if not rows_from else ():
         rows.append(row)
         replace_text(out / "layers.csv", csv_text(rows))  # as they come: a later failure loses none

@@ -101,12 +101,12 @@ def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> li
     Numbers come back with the bits that were written. No two rows may have the same value of the field `unique`.
     """
     lines = read_csv(path, advice=advice)
-    header = _header(kind)
+    hints = get_type_hints(kind)
+    header = list(hints)
     if not lines or lines[0] != header:
         found = ",".join(lines[0]) if lines else "an empty file"
         raise BronetError(f"{path}, line 1: header must be {','.join(header)}, got {found}; {advice}")
-    hints = get_type_hints(kind)
-    columns = [(name, CELLS[hints[name]]) for name in header]
+    columns = [(name, CELLS[hint]) for name, hint in hints.items()]
     rows, seen = list[T](), set[object]()
     for number, cells in enumerate(lines[1:], start=2):
         place = Place(file=f"{path}, line {number}", advice=advice)
@@ -127,10 +127,9 @@ def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> li
 
 def write_rows(kind: type[T], path: Path, rows: Iterable[T]) -> None:
     """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
-    hints, header = get_type_hints(kind), _header(kind)
-    texts = [TEXTS[hints[name]] for name in header]
-    lines = ([text(getattr(row, name)) for name, text in zip(header, texts, strict=True)] for row in rows)
-    replace_text(path, csv_text([header, *lines]))
+    texts = {name: TEXTS.get(hint, str) for name, hint in get_type_hints(kind).items()}
+    lines = ([text(getattr(row, name)) for name, text in texts.items()] for row in rows)
+    replace_text(path, csv_text([texts, *lines]))
 
 
 def read_csv(path: Path, *, advice: str) -> list[list[str]]:
@@ -146,10 +145,6 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def _header(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _made(kind: type[T], arguments: Mapping[str, object], place: Place) -> T:
@@ -170,33 +165,20 @@ def _read_value(hint: Any, value: object, place: Place) -> object:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return read_record(hint, value, place)
     if origin is Literal:
-        return _read_choice(get_args(hint), value, place)
+        if not isinstance(value, str) or value not in get_args(hint):
+            raise place.wrong(f"one of {', '.join(get_args(hint))}", value)
+        return value
     if origin is tuple:
-        return _read_tuple(get_args(hint)[0], value, place)
-    if origin is dict:
-        return _read_object(value, place)
+        if not isinstance(value, list):
+            raise place.wrong("a list such as [a, b]", value)
+        return tuple(_read_value(get_args(hint)[0], entry, place.entry(index)) for index, entry in enumerate(value))
+    if origin is dict:  # of which nothing is known
+        if not isinstance(value, dict):
+            raise place.wrong("a table of settings", value)
+        return value
     if origin in (Union, UnionType):
         return _read_union(get_args(hint), value, place)
-    return SCALARS[hint](value, place)
-
-
-def _read_choice(choices: tuple[str, ...], value: object, place: Place) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise place.wrong(f"one of {', '.join(choices)}", value)
-    return value
-
-
-def _read_tuple(item: Any, value: object, place: Place) -> tuple[object, ...]:
-    if not isinstance(value, list):
-        raise place.wrong("a list such as [a, b]", value)
-    return tuple(_read_value(item, entry, place.entry(index)) for index, entry in enumerate(value))
-
-
-def _read_object(value: object, place: Place) -> dict[str, object]:
-    """Return an object of which nothing is known."""
-    if not isinstance(value, dict):
-        raise place.wrong("a table of settings", value)
-    return value
+    return _read_scalar(hint, value, place)
 
 
 def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object:
@@ -213,50 +195,34 @@ def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object
     return read_record(families[family], value, place)
 
 
-def _read_int(value: object, place: Place) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise place.wrong("a whole number", value)
-    return value
-
-
-def _read_float(value: object, place: Place) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise place.wrong("a number", value)
+def _read_scalar(kind: type, value: object, place: Place) -> object:
+    accepted, wanted, advice = SCALARS[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise place.wrong(wanted, value, advice=advice)
     try:
-        return float(value)
+        return kind(value)
     except OverflowError:
         raise place.wrong("a number that fits a float", value) from None
 
 
-def _read_bool(value: object, place: Place) -> bool:
-    if not isinstance(value, bool):
-        raise place.wrong("true or false", value)
-    return value
-
-
-def _read_str(value: object, place: Place) -> str:
-    if not isinstance(value, str):
-        raise place.wrong("text", value, advice="put quotes around it")
-    return value
-
-
-SCALARS: dict[type, Callable[[object, Place], object]] = {
-    int: _read_int,
-    float: _read_float,
-    bool: _read_bool,
-    str: _read_str,
+SCALARS: dict[type, tuple[type | UnionType, str, str]] = {
+    int: (int, "a whole number", ""),
+    float: (int | float, "a number", ""),
+    bool: (bool, "true or false", ""),
+    str: (str, "text", "put quotes around it"),
 }
-CELLS: dict[type, tuple[str, Callable[[str], object]]] = {
+"""What a value of JSON or YAML must be, in words too, and advice."""
+CELLS: dict[type | UnionType, tuple[str, Callable[[str], object]]] = {
     int: ("a whole number", int),
     float: ("a number", float),
+    int | None: ("a whole number or nothing", lambda cell: int(cell) if cell else None),
+    float | None: ("a number or nothing", lambda cell: float(cell) if cell else None),
     bool: ("0 or 1", {"0": False, "1": True}.__getitem__),
     str: ("text", str),
 }
 """How a cell is read: what it must be, and its parser."""
 TEXTS: dict[type, Callable[[Any], str]] = {
-    int: str,
     float: lambda number: repr(float(number)),
     bool: lambda truth: str(int(truth)),
-    str: str,
 }
-"""How a cell is written."""
+"""How a cell is written, other than by `str`."""

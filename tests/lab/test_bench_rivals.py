@@ -11,6 +11,7 @@ import pytest
 from bronet import BronetError
 from bronet.layers import CONVOLUTIONS
 from bronet.layers.rivals import AOLConv2d
+from bronet.records import read_rows
 from bronet.report.figures import figure_bytes
 from lab.bench import csv_text, equal_budget, json_text, layer_figures, layers
 from lab.bench.complexity import LayerShape, layer_cost, lipconvnet_cost, lipconvnet_layers
@@ -48,10 +49,10 @@ def test_rows_read_back_as_they_were_measured(tmp_path: Path) -> None:
     ]
     path = tmp_path / "layers.csv"
     path.write_text(csv_text(measured))
-    assert layers.read_rows(path) == measured
+    assert read_rows(layers.LayerRow, path, advice="measure again") == measured
     path.write_text("layer,size\nbro,32\n")
-    with pytest.raises(BronetError, match=r"rows must be a layers\.csv"):
-        layers.read_rows(path)
+    with pytest.raises(BronetError, match=r"layers\.csv, line 1: header must be layer,size,width"):
+        read_rows(layers.LayerRow, path, advice="measure again")
 
 
 def test_a_layer_that_fails_costs_its_own_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
