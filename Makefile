@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test browser-test lint format docs figures pages clean
+.PHONY: quickstart test faults browser-test lint format docs figures pages clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
@@ -12,6 +12,10 @@ quickstart: $(READY)
 # Two processes: many tests wait for others that they start. A file stays in one, because its fixtures do.
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Kills, damaged files, full disks and wrong command lines, by the thousand: a quarter of an hour on two cores.
+faults: $(READY)
+	BRONET_FAULTS_PAGE=docs/reliability.md $(BIN)/python -m pytest -m slow -n 2 --dist load tests/faults
 
 # Without Chromium `make test` leaves these out; here it is installed first (Debian, as root).
 browser-test: $(READY)

@@ -12,8 +12,10 @@ import errno
 import json
 import os
 import reprlib
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bronet.errors import BronetError
@@ -70,6 +72,36 @@ def require_writable(folder: Path) -> None:
         trial.unlink()
     except OSError as error:
         raise BronetError(f"could not write to {folder} ({error}); {_advice(error)} and try again") from None
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made if it is not there; raise if one holds it.
+
+    The system lifts the lock, however this process ends. Windows, and file systems without locks, keep nobody out.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise BronetError(f"could not write to {folder} ({error}); {_advice(error)} and try again") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BronetError(
+                f"{folder} must not be in use, but another process holds it; wait, or choose another"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -133,7 +133,8 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
             if not unpacked.is_dir():
                 raise BronetError(f"{archive} must hold a folder {folder.name}, got none: get it again from {url}")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise BronetError(f"cannot unpack {archive} ({error}): delete it and get it again from {url}") from None
+        reason = " ".join(str(error).split())  # tarfile tells every format it tried in a line of its own
+        raise BronetError(f"cannot unpack {archive} ({reason}): delete it and get it again from {url}") from None
     except OSError as error:
         raise BronetError(f"cannot unpack {archive} to {folder}: {error.strerror or error}; free some space") from None
 

@@ -8,7 +8,7 @@ seeds are tuned on the same images. The test set is never part of them, nor of t
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from bronet.data import (
     stratified_split,
 )
 from bronet.errors import BronetError
+from bronet.files import held
 from bronet.models import build_model
 from bronet.models.create import require_memory
 from bronet.recipe.dataset import DATASETS
@@ -100,7 +101,7 @@ def train(
     require_wholes(recipe.optim, sharded=options.fsdp)
     if options.track:
         require_tensorboard()
-    with _deterministic(options.deterministic), joined_processes(checked) as (processes, place):
+    with _deterministic(options.deterministic), joined_processes(checked) as (processes, place), ExitStack() as end:
         if options.fsdp and processes.world == 1:
             raise BronetError(
                 "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
@@ -128,6 +129,8 @@ def train(
         model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=first_place)
         if place.type == "cpu" and not options.fsdp:
             require_memory(model, copies=NUMBERS_PER_WEIGHT)
+        if processes.is_main:
+            end.enter_context(held(folder))
         if not resume:
             if processes.is_main:
                 advice = "go on with it (--resume), replace it (--overwrite) or choose another"
