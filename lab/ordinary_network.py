@@ -20,7 +20,7 @@ from bronet.errors import BronetError
 from bronet.pretrained import load_pretrained
 from bronet.recipe import named_recipe
 from bronet.train.loop import Learner, training_loop
-from bronet.web.ordinary import FOUND, WEIGHTS, ordinary_layers
+from bronet.web.served import FOUND, WEIGHTS, ordinary_layers
 
 RIVAL = "bronet-digits/digits"
 EPOCHS = 30

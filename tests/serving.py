@@ -24,8 +24,7 @@ from bronet.recipe.schema import DataRecipe
 from bronet.run.folder import create_run
 from bronet.run.weights import save_weights
 from bronet.web.served import Gallery, read_cards
-from bronet.web.server import make_server, open_socket
-from bronet.web.worker import Worker
+from bronet.web.server import Worker, make_server, open_socket
 from tiny_run import SETTINGS
 
 HOST = "127.0.0.1"

@@ -22,10 +22,9 @@ from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from bronet.web import answers
 from bronet.web.app import build_page
-from bronet.web.ordinary import read_ordinary
 from bronet.web.picture import MOST_BYTES
-from bronet.web.served import read_cards
-from bronet.web.worker import PLACES, Question
+from bronet.web.served import read_cards, read_ordinary
+from bronet.web.server import PLACES, Question
 from certificates import edit_certificate
 from serving import HOST, SAMPLES, Json, Site, make_colour_run, serving
 from tiny_run import train_tiny_run

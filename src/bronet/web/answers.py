@@ -14,7 +14,8 @@ from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.layers import frozen
 from bronet.records import as_plain
-from bronet.report.figures import Curve
+from bronet.report.figures import Curve, certified_curve
+from bronet.report.table import finite_or_none
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Comparison, Served
 from bronet.wording import bound_text
@@ -27,14 +28,15 @@ CURVE_DIGITS = 6
 
 def card_answer(card: Card) -> Json:
     """Return name, data set and curve of a run: corners of a step function, as (radius, accuracy)."""
+    certified = card.evidence
     return {
         "name": card.name,
         "recipe": card.recipe.name,
         "data": card.recipe.data.name,
-        "eps": list(card.eps),
-        "images": card.images,
+        "eps": list(certified.eps) if certified else [],
+        "images": len(certified.rows) if certified else 0,
         "remark": card.remark,
-        "curve": _corners(card.curve),
+        "curve": _corners(certified_curve(certified.rows)) if certified else [],
     }
 
 
@@ -42,7 +44,6 @@ def network_answer(served: Served) -> Json:
     """Return the classes, the bounds of all layers, and the sample images as one picture."""
     channels, height, width = served.model.image_shape
     samples = served.samples
-    drawn = None if samples is None else sheet(samples.images.cpu(), scale=samples.scale)
     return {
         "channels": channels,
         "height": height,
@@ -52,7 +53,7 @@ def network_answer(served: Served) -> Json:
         "layers": [{**as_plain(layer), "bound": bound_text(layer.lipschitz)} for layer in served.bounds],
         "remark": served.remark,
         "labels": [] if samples is None else samples.labels.tolist(),
-        "sheet": None if drawn is None else {"picture": drawn.picture, "columns": drawn.columns, "rows": drawn.rows},
+        "sheet": None if samples is None else sheet(samples.images.cpu(), scale=samples.scale),
         "comparison": None if served.comparison is None else _comparison(served, served.comparison),
     }
 
@@ -85,7 +86,7 @@ def uploaded_pixels(served: Served, content: bytes) -> Float[Tensor, "1 c h w"]:
     """Return an image that was sent, of the model's size, in float64."""
     channels, height, width = served.model.image_shape
     stored = read_upload(content, (channels, height, width))
-    return (stored.to(torch.float64) / WHITE)[None].to(_device(served))
+    return (stored.to(torch.float64) / WHITE)[None].to(next(served.model.parameters()).device)
 
 
 def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
@@ -96,15 +97,15 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
     others = [number for number in range(len(logits)) if number != prediction]
     distances = proved.targeted[0].tolist()
     rivals = [
-        {"class": number, "margin": logits[prediction] - logits[number], "radius": _finite(distances[number])}
+        {"class": number, "margin": logits[prediction] - logits[number], "radius": finite_or_none(distances[number])}
         for number in sorted(others, key=lambda number: distances[number])
     ]
     return {
         "picture": picture(image[0]),
         "prediction": prediction,
         "margin": float(proved.margin),
-        "radius": _finite(float(proved.radius)),
-        "rounding": _finite(float(proved.rounding)),
+        "radius": finite_or_none(float(proved.radius)),
+        "rounding": finite_or_none(float(proved.rounding)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
     }
@@ -167,24 +168,14 @@ def _found(found: Finding, image: Float[Tensor, "1 c h w"], eps: float) -> Json:
         "prediction": found.prediction,
         "found": found.found,
         "distance": found.distance,
-        "radius": _finite(found.radius),
+        "radius": finite_or_none(found.radius),
         "picture": picture(found.point[0]),
         "noise": noise,
         "gain": gain,
     }
 
 
-def _corners(curve: Curve | None) -> list[list[float]]:
+def _corners(curve: Curve) -> list[list[float]]:
     """Return the corners of a step function as (radius, share)."""
-    if curve is None:
-        return []
     pairs = zip(curve.radius.tolist(), curve.accuracy.tolist(), strict=True)
     return [[round(radius, CURVE_DIGITS), round(share, CURVE_DIGITS)] for radius, share in pairs]
-
-
-def _device(served: Served) -> torch.device:
-    return next(served.model.parameters()).device
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

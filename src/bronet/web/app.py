@@ -16,21 +16,22 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.web import answers
-from bronet.web.guard import Guard, Receive, Scope, Send
+from bronet.web.guard import Guard
 from bronet.web.served import Gallery, Served
-from bronet.web.worker import BusyError, Question, Worker
+from bronet.web.server import BusyError, Question, Worker
 
 STYLES = ("page.css",)
 SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "compare.js", "page.js")
@@ -101,7 +102,7 @@ class Attack(Chosen):
 
 def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     """Return the application; `local` refuses requests that do not name this machine as their host."""
-    page = build_page()
+    page, cards = build_page(), [answers.card_answer(card) for card in gallery.cards]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     protection = PROTECTION | {"content-security-policy": page.policy}
     app.add_middleware(Guard, local=local, headers=protection)
@@ -112,7 +113,18 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
             raise HTTPException(404, "there is no such run; reload the page")
         return number
 
-    def searched(run: int, attack: Attack, search: Callable[..., Json]) -> ProgressResponse:
+    async def proved(number: int, pixels: Callable[[Served], Float[Tensor, "1 c h w"]]) -> JSONResponse:
+        run = known(number)
+
+        def work(_: Question) -> Json:
+            served = gallery.open(run)
+            return answers.proof_answer(served, pixels(served))
+
+        return JSONResponse(await worker.answer(work))
+
+    def searched(number: int, attack: Attack, search: Callable[..., Json]) -> ProgressResponse:
+        run = known(number)
+
         def work(question: Question) -> Json:
             served = gallery.open(run)
             image = _pixels(served, attack)
@@ -126,7 +138,7 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.get("/api/runs")
     async def list_runs() -> JSONResponse:
-        return JSONResponse({"version": __version__, "runs": [answers.card_answer(card) for card in gallery.cards]})
+        return JSONResponse({"version": __version__, "runs": cards})
 
     @app.get("/api/runs/{number}")
     async def show_network(number: int) -> JSONResponse:
@@ -135,31 +147,20 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.post("/api/runs/{number}/proof")
     async def prove_image(number: int, chosen: Chosen) -> JSONResponse:
-        run = known(number)
-
-        def work(_: Question) -> Json:
-            served = gallery.open(run)
-            return answers.proof_answer(served, _pixels(served, chosen))
-
-        return JSONResponse(await worker.answer(work))
+        return await proved(number, lambda served: _pixels(served, chosen))
 
     @app.post("/api/runs/{number}/upload")
     async def prove_upload(number: int, request: Request) -> JSONResponse:
-        run, content = known(number), await request.body()
-
-        def work(_: Question) -> Json:
-            served = gallery.open(run)
-            return answers.proof_answer(served, answers.uploaded_pixels(served, content))
-
-        return JSONResponse(await worker.answer(work))
+        content = await request.body()
+        return await proved(number, lambda served: answers.uploaded_pixels(served, content))
 
     @app.post("/api/runs/{number}/attack")
     async def attack_image(number: int, attack: Attack) -> ProgressResponse:
-        return searched(known(number), attack, answers.attack_answer)
+        return searched(number, attack, answers.attack_answer)
 
     @app.post("/api/runs/{number}/comparison")
     async def attack_both(number: int, attack: Attack) -> ProgressResponse:
-        return searched(known(number), attack, answers.comparison_answer)
+        return searched(number, attack, answers.comparison_answer)
 
     return app
 
@@ -216,6 +217,6 @@ def _add_refusals(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
         return JSONResponse({"message": f"{where}: {first['msg']}"}, status_code=422)
 
-    @app.exception_handler(AnyHTTPException)
-    async def unknown(_: Request, error: AnyHTTPException) -> JSONResponse:
+    @app.exception_handler(HTTPException)
+    async def unknown(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"message": error.detail}, status_code=error.status_code)

@@ -9,20 +9,15 @@ limit of memory.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bronet.web.picture import MOST_BYTES
 from bronet.web.server import is_local
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READING = frozenset({"GET", "HEAD"})
 BODY_SECONDS = 20.0
@@ -35,22 +30,10 @@ DRAIN_SECONDS = 5.0
 """Time that the sender of a refused body has to finish, so that it can read the answer."""
 
 
-class RefusedError(Exception):
-    """A request that the application does not see: the status and one line that says why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
-class GoneError(Exception):
-    """The sender left in the middle of the body: nobody is there to be answered."""
-
-
 class Guard:
     """Refuses foreign, endless, slow and too large requests, and sends the same headers with every answer."""
 
-    def __init__(self, app: App, *, local: bool, headers: dict[str, str]) -> None:
+    def __init__(self, app: ASGIApp, *, local: bool, headers: dict[str, str]) -> None:
         self._app, self._local, self._headers = app, local, headers
         self._expected = 0
 
@@ -66,36 +49,36 @@ class Guard:
 
         try:
             body = await self._read(self._length(scope), receive)
-        except GoneError:
-            return
-        except RefusedError as refused:
+        except ClientDisconnect:
+            return  # nobody is there to be answered
+        except HTTPException as refused:
             await _refuse(refused, scope, receive, send_guarded)
         else:
             await self._app(scope, _replayed(body, receive), send_guarded)
 
     def _length(self, scope: Scope) -> int:
-        """Return the length of the body; raise `RefusedError` if the head refuses the request."""
+        """Return the length of the body; raise `HTTPException` if the head refuses the request."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._local and not is_local(_without_port(host)):
-            raise RefusedError(403, "this page answers to 127.0.0.1 and localhost only")
+            raise HTTPException(403, "this page answers to 127.0.0.1 and localhost only")
         own = f"{scope['scheme']}://{host}"
         if headers.get("origin", own) != own:
-            raise RefusedError(403, "this page answers to itself only, not to other web sites")
+            raise HTTPException(403, "this page answers to itself only, not to other web sites")
         if scope["method"] in READING:
             return 0
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdecimal():
-            raise RefusedError(411, "a request must say how long it is")
+            raise HTTPException(411, "a request must say how long it is")
         if int(length) > MOST_BYTES:
-            raise RefusedError(413, f"this file is too large: at most {MOST_BYTES // 2**20} MB")
+            raise HTTPException(413, f"this file is too large: at most {MOST_BYTES // 2**20} MB")
         return int(length)
 
     async def _read(self, length: int, receive: Receive) -> bytes:
         """Return the whole body, of at most this length."""
         counted = length if length > SMALL else 0
         if self._expected + counted > MOST_EXPECTED:
-            raise RefusedError(503, "too many files are being sent; try again in a moment")
+            raise HTTPException(503, "too many files are being sent; try again in a moment")
         self._expected += counted
         parts: list[bytes] = []
         try:
@@ -103,12 +86,12 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise GoneError
+                        raise ClientDisconnect
                     parts.append(message.get("body", b""))
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise RefusedError(408, f"a request must be sent within {BODY_SECONDS:.0f} seconds") from None
+            raise HTTPException(408, f"a request must be sent within {BODY_SECONDS:.0f} seconds") from None
         finally:
             self._expected -= counted
 
@@ -123,7 +106,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(refused: RefusedError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refused: HTTPException, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, then throw away what is still being sent.
 
     A connection that is closed with unread bytes is reset, and the sender might never see the answer.
@@ -132,8 +115,8 @@ async def _refuse(refused: RefusedError, scope: Scope, receive: Receive, send: S
     async def send_unfinished(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    headers = {"connection": "close", **({"retry-after": "1"} if refused.status == 503 else {})}
-    response = JSONResponse({"message": refused.message}, status_code=refused.status, headers=headers)
+    headers = {"connection": "close", **({"retry-after": "1"} if refused.status_code == 503 else {})}
+    response = JSONResponse({"message": refused.detail}, status_code=refused.status_code, headers=headers)
     await response(scope, receive, send_unfinished)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):

@@ -10,7 +10,6 @@ channel; what is computed never passes through one.
 import base64
 import io
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from bronet.data.decode import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
+from bronet.files import Json
 
 WHITE = 255
 MOST_BYTES = 8 * 2**20
@@ -54,7 +54,8 @@ def _decoded(content: bytes, mode: str) -> Image.Image:
             # Pillow warns of things that a stranger's file may hold; the limit on pixels is our own and stricter.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                _refuse_many_pixels(image)
+                if image.width * image.height > MOST_PIXELS:
+                    raise _too_many_pixels(f"{image.width:,} x {image.height:,}")
                 image.load()
                 return _flattened(ImageOps.exif_transpose(image), mode)
     except BronetError:
@@ -65,11 +66,6 @@ def _decoded(content: bytes, mode: str) -> Image.Image:
         raise _too_many_pixels("far more") from None
     except FAILURES:
         raise BronetError("this image is damaged or cut short; save it again and retry") from None
-
-
-def _refuse_many_pixels(image: Image.Image) -> None:
-    if image.width * image.height > MOST_PIXELS:
-        raise _too_many_pixels(f"{image.width:,} x {image.height:,}")
 
 
 def _too_many_pixels(got: str) -> BronetError:
@@ -85,15 +81,6 @@ def _flattened(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """All thumbnails in one picture, row by row."""
-
-    picture: str
-    columns: int
-    rows: int
-
-
 def picture(image: Float[Tensor, "c h w"]) -> str:
     """Return pixels in [0, 1] as the data address of a PNG."""
     return _address(_drawn((image * WHITE).round().clamp(0, WHITE).to(torch.uint8)))
@@ -106,8 +93,8 @@ def noise_picture(noise: Float[Tensor, "c h w"]) -> tuple[str, float]:
     return picture(0.5 + gain * noise), gain
 
 
-def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Sheet:
-    """Return thumbnails of all images, whose stored values lie in 0 .. scale."""
+def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Json:
+    """Return thumbnails of all images, whose stored values lie in 0 .. scale, row by row in one picture."""
     tiles = [_drawn((image.to(torch.float64) * (WHITE / scale)).round().to(torch.uint8)) for image in images]
     height, width = images.shape[2:]
     shrink = min(1.0, MOST_TILE / max(height, width))
@@ -117,7 +104,7 @@ def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Sheet:
     for number, tile in enumerate(tiles):
         small = tile if tile.size == size else tile.resize(size, Image.Resampling.BOX)
         whole.paste(small, (number % SHEET_COLUMNS * size[0], number // SHEET_COLUMNS * size[1]))
-    return Sheet(_address(whole), SHEET_COLUMNS, rows)
+    return {"picture": _address(whole), "columns": SHEET_COLUMNS, "rows": rows}
 
 
 def _drawn(image: UInt8[Tensor, "c h w"]) -> Image.Image:

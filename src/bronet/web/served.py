@@ -6,9 +6,14 @@ A folder is read at the start; its network is loaded and proved when it is first
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from bronet.certificates.run import certify_images, layer_bounds
 from bronet.data import ImageSet, load_images
@@ -23,38 +28,58 @@ from bronet.report.figures import Curve, certified_curve
 from bronet.run.certificate import LayerBound, network_hashes
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
-from bronet.web import ordinary
-from bronet.web.ordinary import Ordinary
 
 DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
+WEIGHTS = "ordinary-digits.safetensors"
+FOUND = "found"
+ORDINARY_DATA = "digits"
+ORDINARY_SHAPE = (1, 8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the folder of a run tells without its network: `curve` is None where `remark` says why."""
+    """What the folder of a run tells without its network: `evidence` is None where `remark` says why."""
 
     name: str
     folder: RunFolder
     recipe: Recipe
-    classes: tuple[str, ...]
-    curve: Curve | None
-    eps: tuple[str, ...]
-    images: int
+    evidence: Evidence | None
     remark: str
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty where nothing is certified."""
+        return self.evidence.certificate.classes if self.evidence else ()
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """A network that can be asked: model, proof, layers' bounds, class names, and sample images if there are any."""
 
-    model: CertifiableModel
-    network: ProvedNetwork
-    bounds: tuple[LayerBound, ...]
-    classes: tuple[str, ...]
-    samples: ImageSet | None
-    remark: str
-    comparison: "Comparison | None"
+@dataclass(frozen=True)
+class Ordinary:
+    """An ordinary network for the digits, as large and as accurate as a certified one, and nothing of it is proved.
+
+    `python -m lab.ordinary_network` trains it and attacks it on every test image. `found` is how far away another
+    answer was found, an upper bound on its robustness as a certified radius is a lower one: 0 where it is wrong of
+    itself, inf where nothing was found.
+    """
+
+    network: nn.Sequential
+    found: Float[Tensor, " images"]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the test images that it gets right while nobody attacks it."""
+        return float((self.found > 0).double().mean())
+
+    @property
+    def parameters(self) -> int:
+        """The number of its parameters."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def curve(self) -> Curve:
+        """Return the share of test images that stay right under the attack, as a function of its budget."""
+        found = np.sort(self.found.numpy())
+        corners = np.unique(np.append(found[np.isfinite(found)], 0.0))
+        return Curve(corners, 1 - np.searchsorted(found, corners, side="right") / found.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +95,19 @@ class Comparison:
     accuracy: float
     curve: Curve
     beaten: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A network that can be asked: model, proof, layers' bounds, class names, and sample images if there are any."""
+
+    model: CertifiableModel
+    network: ProvedNetwork
+    bounds: tuple[LayerBound, ...]
+    classes: tuple[str, ...]
+    samples: ImageSet | None
+    remark: str
+    comparison: Comparison | None
 
 
 def read_cards(runs: Sequence[str]) -> list[Card]:
@@ -95,16 +133,7 @@ def _read_card(name: str, folder: RunFolder) -> Card:
     if channels not in DRAWABLE_CHANNELS:
         raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
     evidence, remark = _evidence(folder, network)
-    return Card(
-        name=name,
-        folder=folder,
-        recipe=recipe,
-        classes=evidence.certificate.classes if evidence else (),
-        curve=certified_curve(evidence.rows) if evidence else None,
-        eps=evidence.certificate.eps if evidence else (),
-        images=len(evidence.rows) if evidence else 0,
-        remark=remark,
-    )
+    return Card(name=name, folder=folder, recipe=recipe, evidence=evidence, remark=remark)
 
 
 def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | None, str]:
@@ -135,14 +164,14 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
         classes=images.classes if images else card.classes or numbered,
         samples=images.to(device) if images else None,
         remark=remark,
-        comparison=compare(model, network, data) if data.name == ordinary.DATA else None,
+        comparison=compare(model, network, data) if data.name == ORDINARY_DATA else None,
     )
 
 
 def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
     """Certify all test images of the digits, which takes a moment, and set the ordinary network beside them."""
-    images, rival = load_images(data, "test"), ordinary.read_ordinary()
-    if model.image_shape != ordinary.IMAGE_SHAPE or len(images) != len(rival.found):
+    images, rival = load_images(data, "test"), read_ordinary()
+    if model.image_shape != ORDINARY_SHAPE or len(images) != len(rival.found):
         return None
     rows = certify_images(model, network, images, batch_size=len(images)).rows
     radii = torch.tensor([row.radius for row in rows], dtype=torch.float64)
@@ -153,6 +182,30 @@ def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -
         curve=certified_curve(rows),
         beaten=float(((rival.found > 0) & (rival.found <= radii)).double().mean()),
     )
+
+
+def ordinary_layers() -> nn.Sequential:
+    """Return convolutions, ReLU, max-pooling and dense layers, as one would write them without a thought of proofs."""
+    return nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 80),
+        nn.ReLU(),
+        nn.Linear(80, 10),
+    )
+
+
+def read_ordinary() -> Ordinary:
+    """Return the ordinary network of this package, in float64."""
+    tensors = load_file(str(files("bronet.web").joinpath(WEIGHTS)))
+    found = tensors.pop(FOUND)
+    network = ordinary_layers()
+    network.load_state_dict(tensors)
+    return Ordinary(network.double().eval().requires_grad_(False), found)
 
 
 def _sample_images(

@@ -1,4 +1,4 @@
-"""Serve the page: a socket, the address to open, and a server that neither waits for slow clients nor for ever.
+"""Serve the page: a socket, one thread that works, and a server that neither waits for slow clients nor for ever.
 
 uvicorn has a limit for idle connections after an answer. What it lacks is here: limits for connections that never ask,
 for readers that never read, for how many there are, and for those that are still open when the server ends.
@@ -10,7 +10,10 @@ import errno
 import importlib.util
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from bronet.errors import BronetError
 
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from bronet.web.served import Gallery
-    from bronet.web.worker import Worker
 
 PACKAGES = ("fastapi", "uvicorn")
 REQUEST_SECONDS = 10.0
@@ -30,6 +32,8 @@ MOST_CONNECTIONS = 200
 """Connections at a time; more would meet the limit of open files of the process."""
 SECONDS_TO_END = 0.5
 """Time that open connections have after Ctrl-C."""
+PLACES = 8
+"""Questions that are worked on or wait."""
 
 
 def require_web() -> None:
@@ -57,9 +61,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise BronetError(f"--port must satisfy 0 <= port <= 65535, got {port}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise BronetError(
-                f"--port must be free, got {port}, which is in use; choose another, or 0 for any"
-            ) from None
+            raise BronetError(f"--port must be free, got {port}, which is in use; choose another, or 0") from None
         raise BronetError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from None
 
 
@@ -67,6 +69,110 @@ def address(listening: socket.socket, host: str) -> str:
     """Return what to open in a browser."""
     port = listening.getsockname()[1]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+class BusyError(BronetError):
+    """There is no place in the queue, or no server any more."""
+
+
+class GivenUpError(Exception):
+    """Nobody waits for the answer any more; raised inside the work."""
+
+
+class Question:
+    """A piece of work in the queue: how far it is, its answer, and a way to give it up."""
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.answer: Future[Any] = Future()
+
+    def report(self, done: int, total: int) -> None:
+        """Note how far the work is; raise `GivenUpError` if nobody waits for it. Called by the work."""
+        if self.answer.cancelled():
+            raise GivenUpError
+        self.share = done / total
+
+    def give_up(self) -> None:
+        """Let the work end at its next report, or never begin. Does nothing once there is an answer."""
+        self.answer.cancel()
+
+    def done(self) -> "asyncio.Future[Any]":
+        """Return a future of this event loop that is done with the answer; for waiting, the answer is `result`."""
+        waiting = asyncio.wrap_future(self.answer)
+        # Whoever left does not look at the answer, and asyncio would log an error that nobody saw.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return waiting
+
+    def result(self) -> Any:
+        """Return the answer, once there is one, or raise what the work raised."""
+        if self.answer.cancelled():
+            raise BusyError("the server is stopping")
+        return self.answer.result()
+
+
+Work = Callable[[Question], Any]
+
+
+class Worker:
+    """One thread for all work with networks, and a queue with an end: questions are answered in turn.
+
+    A network is never used by two threads at once. Who comes when all places are taken is told so, at once. Who leaves,
+    or a server that stops, gives a question up: whoever waits for the answer goes on at once, and the work ends at its
+    next report.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bronet-web")
+        self._places = threading.BoundedSemaphore(PLACES)
+        self._lock = threading.Lock()
+        self._open: set[Question] = set()
+        self._stopped = False
+
+    def ask(self, work: Work) -> Question:
+        """Put a piece of work at the end of the queue; raise `BusyError` if there is no place."""
+        question = Question()
+        with self._lock:
+            if self._stopped:
+                raise BusyError("the server is stopping")
+            if not self._places.acquire(blocking=False):
+                raise BusyError("too many requests are waiting; try again in a moment")
+            self._open.add(question)
+            self._thread.submit(self._work_out, question, work)
+        return question
+
+    async def answer(self, work: Work) -> Any:
+        """Return what a piece of work returns, when it is its turn."""
+        question = self.ask(work)
+        await asyncio.wait({question.done()})
+        return question.result()
+
+    def stop(self) -> None:
+        """Give up all work and take no more; the piece in progress ends at its next report."""
+        with self._lock:
+            self._stopped = True
+            waiting = list(self._open)
+        for question in waiting:
+            question.give_up()
+        self._thread.shutdown(wait=False)
+
+    def _work_out(self, question: Question, work: Work) -> None:
+        answer = question.answer
+        try:
+            question.report(0, 1)
+            result = work(question)
+        except GivenUpError:
+            pass
+        except Exception as error:
+            # False if it was given up in this very moment.
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+        else:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(result)
+        finally:
+            with self._lock:
+                self._open.discard(question)
+            self._places.release()
 
 
 def connection_class() -> "type[H11Protocol]":
@@ -126,7 +232,7 @@ def connection_class() -> "type[H11Protocol]":
     return Connection
 
 
-def make_server(gallery: "Gallery", worker: "Worker", *, local: bool) -> "uvicorn.Server":
+def make_server(gallery: "Gallery", worker: Worker, *, local: bool) -> "uvicorn.Server":
     """Return a server that is ready to run; when it ends it gives up all work, and soon cuts what is still open."""
     import uvicorn
 
@@ -157,8 +263,6 @@ def make_server(gallery: "Gallery", worker: "Worker", *, local: bool) -> "uvicor
 
 def serve(gallery: "Gallery", listening: socket.socket, *, local: bool) -> None:
     """Serve until the process is told to end; then the attack in progress is given up and the signal passed on."""
-    from bronet.web.worker import Worker
-
     worker = Worker()
     try:
         make_server(gallery, worker, local=local).run(sockets=[listening])
