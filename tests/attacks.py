@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.run.attack_rows import AttackFacts, write_attack
-from bronet.run.folder import AttackFiles
 
 ATTACK = AttackFacts(
     attack="pgd",
@@ -26,7 +25,7 @@ ATTACK = AttackFacts(
 
 def write_attack_facts(folder: Path, facts: AttackFacts) -> None:
     """Write the facts of an attack under its own name, without rows."""
-    write_attack(AttackFiles.of(folder, attack=facts.attack, norm=facts.norm, eps=facts.eps).facts, facts)
+    write_attack(facts.files(folder).facts, facts)
 
 
 def finished(facts: AttackFacts, images: int, *, clean: float, robust: float, certified: float) -> AttackFacts:

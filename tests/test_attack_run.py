@@ -35,6 +35,7 @@ HEADER = "index,label,prediction,found,robust,l2,linf,radius"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = AttackPlan(attack="pgd", eps="1/4", steps=8, restarts=2, batch_size=8)
+NAME = PLAN.files(Path()).facts.stem
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,8 @@ def test_a_stopped_attack_goes_on_and_ends_with_the_same_rows(copy: Path, certif
 
     with pytest.raises(KeyboardInterrupt):
         attack_run(copy, PLAN, limit=IMAGES, progress=stop)
-    assert len(read_attack_rows(copy / f"{PLAN.name}.csv")) == PLAN.batch_size
-    facts = copy / f"{PLAN.name}.json"
+    assert len(read_attack_rows(copy / f"{NAME}.csv")) == PLAN.batch_size
+    facts = copy / f"{NAME}.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"seconds": 1000.0}))
     attacked: list[int] = []
     assert attack_run(copy, PLAN, limit=IMAGES, progress=lambda done, _: attacked.append(done)).rows == whole.rows
@@ -119,7 +120,7 @@ def test_a_finished_attack_is_not_repeated_and_keeps_its_facts(copy: Path) -> No
     again = attack_run(copy, PLAN, limit=4, command="second", progress=lambda done, _: attacked.append(done))
     assert attacked == []
     assert again.rows == finished.rows
-    assert again.facts == finished.facts == read_attack(copy / f"{PLAN.name}.json")
+    assert again.facts == finished.facts == read_attack(copy / f"{NAME}.json")
 
 
 def test_rows_that_were_to_be_overwritten_are_not_gone_on_from(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +141,8 @@ def test_rows_that_were_to_be_overwritten_are_not_gone_on_from(copy: Path, monke
 
 def test_rows_without_their_facts_are_not_gone_on_from(copy: Path) -> None:
     attack_run(copy, PLAN, limit=8)
-    (copy / f"{PLAN.name}.json").unlink()
-    with pytest.raises(BronetError, match=f"must have {PLAN.name}.json beside it"):
+    (copy / f"{NAME}.json").unlink()
+    with pytest.raises(BronetError, match=f"must have {NAME}.json beside it"):
         attack_run(copy, PLAN, limit=8)
 
 

@@ -32,7 +32,6 @@ from bronet.run.attack_rows import (
     AttackFacts,
     AttackPlan,
     AttackRow,
-    count_rows,
     read_attack,
     read_attack_rows,
     write_attack,
@@ -162,8 +161,17 @@ def attack_run(
     if images is None:
         images = load_images(recipe.data, plan.split, limit=limit, data_dir=data_dir, classes=run.classes())
     images = images.to(device)
-    path, facts_path = plan.files(run)
-    now = plan.facts(network_hashes(run), data=recipe.data.name, command=command)
+    path, facts_path = plan.files(run.path)
+    network = network_hashes(run)
+    now = AttackFacts(
+        **vars(plan),
+        weights_sha256=network["weights_sha256"],
+        recipe_sha256=network["recipe_sha256"],
+        data=recipe.data.name,
+        command=command,
+        warnings=(),
+        seconds=0.0,
+    )
     rows, facts = ([], now) if overwrite else _so_far(path, facts_path, now)
     _stop_if_refuted(rows, path)
     done = {row.index for row in rows}
@@ -197,13 +205,14 @@ def attack_run(
 
 def finished(facts: AttackFacts, rows: list[AttackRow], *, pixels: int) -> AttackFacts:
     """Return the facts with clean, empirical and certified accuracy; raise if the last two contradict each other."""
-    counts = count_rows(rows, facts, pixels=pixels)
-    if counts.robust < counts.certified:
+    facts = facts.counted(rows, pixels=pixels)
+    robust, certified = facts.robust_accuracy, facts.certified_accuracy
+    if robust is None or certified is None or robust < certified:
         raise CertificateBrokenError(
-            f"empirical accuracy must be at least the certified one at eps = {facts.eps}, got {counts.robust} robust "
-            f"and {counts.certified} certified of {counts.images} images; a bound is false"
+            f"empirical accuracy must be at least the certified one at eps = {facts.eps}, got {robust} robust and "
+            f"{certified} certified of {facts.images} images; a bound is false"
         )
-    return counts.added_to(facts)
+    return facts
 
 
 def _claims(run: RunFolder, plan: AttackPlan, images: ImageSet) -> dict[int, float]:

@@ -15,7 +15,7 @@ from bronet.files import Json, read_object, replace_text
 from bronet.radius import implied_radius
 from bronet.recipe.schema import check_seed, parse_budget
 from bronet.records import Place, as_plain, read_record, read_rows, write_rows
-from bronet.run.folder import AttackFiles, RunFolder
+from bronet.run.folder import AttackFiles
 
 AttackName = Literal["autoattack", "pgd"]
 Norm = Literal["l2", "linf"]
@@ -78,51 +78,20 @@ class AttackPlan:
             raise BronetError(f"batch_size must be at least 1, got {self.batch_size}")
         check_seed(self.seed)
 
-    @property
-    def name(self) -> str:
-        """The stem of the two files."""
-        return self.files(RunFolder(Path())).facts.stem
-
-    def files(self, run: RunFolder) -> AttackFiles:
-        """Return the files of this attack in the folder of a run."""
-        return AttackFiles.of(run.path, attack=self.attack, norm=self.norm, eps=self.eps)
-
-    def facts(self, network: Mapping[str, str], *, data: str, command: str) -> "AttackFacts":
-        """Return the facts of an attack that begins now, on the network with these hashes."""
-        return AttackFacts(
-            attack=self.attack,
-            norm=self.norm,
-            eps=self.eps,
-            split=self.split,
-            steps=self.steps,
-            restarts=self.restarts,
-            seed=self.seed,
-            batch_size=self.batch_size,
-            weights_sha256=network["weights_sha256"],
-            recipe_sha256=network["recipe_sha256"],
-            data=data,
-            command=command,
-            warnings=(),
-            seconds=0.0,
-        )
+    def files(self, folder: Path) -> AttackFiles:
+        """Return the files of this attack in the folder of a run; nothing is touched."""
+        stem = f"attack-{self.attack}-{self.norm}-{self.eps.replace('/', '_')}"
+        return AttackFiles(rows=folder / f"{stem}.csv", facts=folder / f"{stem}.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackFacts:
+class AttackFacts(AttackPlan):
     """What was attacked, and with what; what a finished attack gave is None until then.
 
     `clean_accuracy`, `robust_accuracy` and `certified_accuracy` are shares of the attacked images. `rows_sha256` is the
     hash of the rows, where the facts are kept apart from them.
     """
 
-    attack: str
-    norm: Norm
-    eps: str
-    split: str
-    steps: int
-    restarts: int
-    seed: int
-    batch_size: int
     weights_sha256: str
     recipe_sha256: str | None = None
     data: str
@@ -137,7 +106,7 @@ class AttackFacts:
     rows_sha256: str | None = None
 
     def __post_init__(self) -> None:
-        parse_budget(self.eps, name="eps")
+        super().__post_init__()
         if not 0 <= self.seconds < math.inf:
             raise BronetError(f"seconds must be at least 0, got {self.seconds}")
 
@@ -155,43 +124,22 @@ class AttackFacts:
         """Return the facts as JSON, without what is not known yet."""
         return {key: value for key, value in as_plain(self).items() if value is not None}
 
+    def counted(self, rows: Sequence[AttackRow], *, pixels: int) -> "AttackFacts":
+        """Return the facts of a finished attack with these rows, of images of so many pixels.
 
-@dataclass(frozen=True, kw_only=True)
-class AttackCounts:
-    """How many of the attacked images are what."""
-
-    images: int
-    correct: int
-    robust: int
-    refuted: int
-    certified: int
-
-    def added_to(self, facts: AttackFacts) -> AttackFacts:
-        """Return the facts of the attack as a finished one's."""
+        Certified are the correct images whose l2 radius covers the attack's ball, in whatever norm.
+        """
+        correct = [row for row in rows if row.prediction == row.label]
+        eps = parse_budget(self.eps)
+        certified = sum(implied_radius(row.radius, norm=self.norm, pixels=pixels) > eps for row in correct)
         return replace(
-            facts,
-            images=self.images,
-            clean_accuracy=self.correct / self.images,
-            robust_accuracy=self.robust / self.images,
-            certified_broken=self.refuted,
-            certified_accuracy=self.certified / self.images,
+            self,
+            images=len(rows),
+            clean_accuracy=len(correct) / len(rows),
+            robust_accuracy=sum(row.robust for row in rows) / len(rows),
+            certified_broken=sum(row.refutes for row in rows),
+            certified_accuracy=certified / len(rows),
         )
-
-
-def count_rows(rows: Sequence[AttackRow], attack: AttackFacts, *, pixels: int) -> AttackCounts:
-    """Count the rows of an attack on images of so many pixels.
-
-    Certified are the correct images whose l2 radius covers the attack's ball, in whatever norm.
-    """
-    correct = [row for row in rows if row.prediction == row.label]
-    eps = parse_budget(attack.eps)
-    return AttackCounts(
-        images=len(rows),
-        correct=len(correct),
-        robust=sum(row.robust for row in rows),
-        refuted=sum(row.refutes for row in rows),
-        certified=sum(implied_radius(row.radius, norm=attack.norm, pixels=pixels) > eps for row in correct),
-    )
 
 
 def write_attack_rows(path: Path, rows: Iterable[AttackRow]) -> None:
@@ -226,19 +174,14 @@ def check_attack(files: AttackFiles, facts: AttackFacts, *, pixels: int, network
     if not facts.finished or not rows:
         return
     path = files.facts
-    if AttackFiles.of(path.parent, attack=facts.attack, norm=facts.norm, eps=facts.eps).facts != path:
+    if facts.files(path.parent).facts != path:
         raise BronetError(f"{path} must be named after its attack, got {facts.attack} {facts.norm} {facts.eps}")
     told = facts.plain()
     for key, certified in network.items():
         if told.get(key, certified) != certified:
             raise BronetError(f"{path} must be of the network that was certified, but {key} differs; attack again")
-    for key, value in count_rows(rows, facts, pixels=pixels).added_to(facts).plain().items():
-        if not _agrees(told.get(key), value):
-            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {told.get(key)!r}; {ADVICE}")
-
-
-def _agrees(told: object, counted: object) -> bool:
-    """Whether a value is the one that was counted again, up to rounding; a NaN is not."""
-    if isinstance(told, float) and isinstance(counted, float):
-        return abs(told - counted) <= TOLERANCE
-    return told == counted
+    for key, value in facts.counted(rows, pixels=pixels).plain().items():
+        found = told.get(key)
+        close = isinstance(found, float) and isinstance(value, float) and abs(found - value) <= TOLERANCE
+        if found != value and not close:
+            raise BronetError(f"{path}: {key} must be that of its rows, {value!r}, got {found!r}; {ADVICE}")

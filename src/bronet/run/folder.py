@@ -47,12 +47,6 @@ class AttackFiles(NamedTuple):
     rows: Path
     facts: Path
 
-    @classmethod
-    def of(cls, folder: Path, *, attack: str, norm: str, eps: str) -> "AttackFiles":
-        """Return the files of an attack by its name, norm and radius; nothing is touched."""
-        stem = f"attack-{attack}-{norm}-{eps.replace('/', '_')}"
-        return cls(rows=folder / f"{stem}.csv", facts=folder / f"{stem}.json")
-
 
 class ReportFiles(NamedTuple):
     """The files of a report, in whatever folder it is."""
