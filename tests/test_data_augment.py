@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.data.augment import augment, random_crop, random_flip
+from bronet.data.augment import Op, apply_ops, augment, op_tables, random_crop, random_flip
 from bronet.data.embedded import load_digits
 from bronet.data.operations import gather_pixels
-from bronet.data.rand_augment import Op, apply_ops, op_tables
 from bronet.data.randomness import generator_for
 from bronet.errors import BronetError
 from bronet.recipe.schema import Border, DataRecipe
@@ -127,11 +126,6 @@ def test_randaugment_refuses_images_of_another_scale() -> None:
     digits = load_digits("test")
     with pytest.raises(BronetError, match="scale 255, got scale 16"):
         augment(digits.images, generator_for(0, "augment"), DataRecipe(name="digits", randaugment_probability=0.5))
-
-
-def test_negative_padding_is_refused() -> None:
-    with pytest.raises(BronetError, match="padding must be at least 0, got -1"):
-        random_crop(_numbered(1, 3, 3), -1, generator_for(0, "crop"))
 
 
 @pytest.mark.gpu

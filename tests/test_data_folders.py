@@ -63,7 +63,8 @@ def test_the_zip_of_tiny_imagenet_is_checked_then_unpacked_whole(
     with pytest.raises(BronetError, match="must have MD5 90528d7ca1a48142e341f4ef8d21d0de, got"):
         load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
     assert not (tmp_path / "tiny-imagenet-200").exists()
-    monkeypatch.setattr(tiny, "MD5", hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest())
+    md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(tiny, "OFFICIAL", replace(tiny.OFFICIAL, md5=md5))
     assert len(load_dataset("tiny-imagenet", "test", data_dir=tmp_path)) == 200
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
 
@@ -75,7 +76,8 @@ def test_a_damaged_zip_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
     damaged = bytearray(archive.read_bytes())
     damaged[60:80] = b"\0" * 20
     archive.write_bytes(bytes(damaged))
-    monkeypatch.setattr(tiny, "MD5", hashlib.md5(bytes(damaged), usedforsecurity=False).hexdigest())
+    md5 = hashlib.md5(bytes(damaged), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(tiny, "OFFICIAL", replace(tiny.OFFICIAL, md5=md5))
     with pytest.raises(BronetError, match=r"cannot unpack .*zip"):
         load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
@@ -156,7 +158,7 @@ def test_generated_images_of_an_npz_file_are_read_in_pieces(tmp_path: Path) -> N
         ({"image": np.zeros((4, 32, 32, 3), np.float32)}, "must be uint8"),
         ({"image": None, "pictures": np.zeros(3)}, "must hold an array named 'image', got"),
         ({"label": np.zeros(3, np.int64)}, "must be 4 whole numbers"),
-        ({"label": np.array([None] * 4)}, "plain numbers in C order, got object"),
+        ({"label": np.array([None] * 4)}, r"must be plain \.npy arrays"),
         ({"label": np.full(4, 10)}, "0 <= label < 10, got 10"),
     ],
 )
@@ -183,7 +185,7 @@ def _relabelled_npz(path: Path, header: str) -> None:
 def test_an_npz_file_that_claims_more_than_it_holds_is_named(tmp_path: Path, count: str) -> None:
     _relabelled_npz(tmp_path / "edm.npz", f"({count}, 32, 32, 3)")
     data = DataRecipe(name="cifar10", synthetic="edm.npz", synthetic_batch=8)
-    with pytest.raises(BronetError, match=r"must be as large as their shape says|must be plain \.npy arrays"):
+    with pytest.raises(BronetError, match=r"must be plain \.npy arrays"):
         open_synthetic(data, CLASSES, data_dir=tmp_path)
 
 

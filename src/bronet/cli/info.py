@@ -105,20 +105,18 @@ def _installation(data_dir: Path | None) -> Facts:
 
 
 def _data_sets(data_dir: Path | None) -> Facts:
-    """Return where each data set lies; a name alone says nothing about what the files hold."""
-    from bronet.data import data_folder, tiny_imagenet
+    """Return where each data set is; the content of its files is not checked."""
+    from bronet.data import data_folder
     from bronet.data.cifar import LAYOUTS
     from bronet.data.load import IMAGENET
-
-    def found(names: tuple[str, ...], advice: str) -> str:
-        return next((str(folder / name) for name in names if (folder / name).exists()), f"not found; {advice}")
+    from bronet.data.tiny_imagenet import OFFICIAL
 
     folder = data_folder(data_dir)
     facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
-    facts += [(name, found((known.folder, known.archive), f"see {known.url}")) for name, known in LAYOUTS.items()]
-    archive = (tiny_imagenet.FOLDER, tiny_imagenet.ARCHIVE)
-    facts += [(tiny_imagenet.NAME, found(archive, f"see {tiny_imagenet.URL}"))]
-    return [*facts, (IMAGENET, found((IMAGENET,), "see docs/training.md"))]
+    for known in (*LAYOUTS.values(), OFFICIAL):
+        facts.append((known.name, str(known.place(folder) or f"not found; see {known.url}")))
+    imagenet = folder / IMAGENET
+    return [*facts, (IMAGENET, str(imagenet) if imagenet.exists() else "not found; see docs/training.md")]
 
 
 def _run_or_network(path: Path) -> Facts:

@@ -217,9 +217,7 @@ def chosen_split(
 
     if split is not None or data.name != SAMPLED or data_dir is not None or download:
         return split or Split.TEST
-    layout, folder = LAYOUTS[SAMPLED], data_folder(None)
-    found = any((folder / name).exists() for name in (layout.folder, layout.archive))
-    return Split.TEST if found else Split.SAMPLE
+    return Split.TEST if LAYOUTS[SAMPLED].place(data_folder(None)) else Split.SAMPLE
 
 
 def usable_device(device: Device) -> str:

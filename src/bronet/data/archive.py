@@ -17,18 +17,18 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import wrap_file
 
 from bronet.errors import BronetError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
-PUBLIC_FILE_MODE = 0o644
-PUBLIC_FOLDER_MODE = 0o755
+PUBLIC_FILE_MODE, PUBLIC_FOLDER_MODE = 0o644, 0o755
 """Temporary files and folders are private, but a data set is for all users of the machine."""
 
 
@@ -75,28 +75,14 @@ def check_digest(path: Path, digest: Digest, *, named: str, remedy: str) -> None
 
 def _fetch(url: str, file: BinaryIO) -> None:
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with _opened(url) as response, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        length = response.headers.get("Content-Length")
-        task = progress.add_task(url.rsplit("/", 1)[-1], total=int(length) if length else None)
-        while chunk := response.read(CHUNK_BYTES):
-            file.write(chunk)
-            progress.advance(task, len(chunk))
-
-
-def _opened(url: str) -> http.client.HTTPResponse:
     try:
         response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()  # it is an open connection
         raise urllib.error.URLError(f"HTTP status {error.code}, {error.reason}") from None
-    return response
+    name, size = url.rsplit("/", 1)[-1], int(response.headers.get("Content-Length", 0))
+    with wrap_file(response, size, description=name, console=console, disable=not console.is_terminal) as shown:
+        shutil.copyfileobj(shown, file, CHUNK_BYTES)
 
 
 def _reason(error: Exception) -> str:
@@ -105,19 +91,40 @@ def _reason(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
-def official_folder(name: str, folder: Path, archive: Path, *, md5: str, url: str, download: bool) -> Path:
-    """Return the folder of an official data set, unpacked from its archive if necessary, downloaded if allowed."""
-    if folder.is_dir():
+@dataclass(frozen=True, kw_only=True)
+class OfficialSet:
+    """A data set as its authors publish it: an archive that holds one folder."""
+
+    name: str
+    home: str
+    archive: str
+    md5: str
+    folder: str
+
+    @property
+    def url(self) -> str:
+        """The address of the archive."""
+        return f"{self.home}/{self.archive}"
+
+    def place(self, data_dir: Path) -> Path | None:
+        """Return the folder or the archive, whichever exists; their content is not checked."""
+        places = (data_dir / self.folder, data_dir / self.archive)
+        return next((place for place in places if place.exists()), None)
+
+    def provide(self, data_dir: Path, *, download: bool) -> Path:
+        """Return the folder, unpacked from its archive if necessary, downloaded if allowed."""
+        folder, archive = data_dir / self.folder, data_dir / self.archive
+        if folder.is_dir():
+            return folder
+        if not archive.is_file():
+            if not download:
+                raise BronetError(
+                    f"{self.name} must be in {data_dir} as the folder {self.folder} or the archive {self.archive}, "
+                    f"found neither: get {self.url}, allow --download, or name another place (--data-dir)"
+                )
+            download_file(self.url, archive, Digest("md5", self.md5))
+        unpack_archive(archive, folder, md5=self.md5, url=self.url)
         return folder
-    if not archive.is_file():
-        if not download:
-            raise BronetError(
-                f"{name} must be in {folder.parent} as the folder {folder.name} or the archive {archive.name}, found "
-                f"neither: get {url}, allow the download (--download), or name another place (--data-dir)"
-            )
-        download_file(url, archive, Digest("md5", md5))
-    unpack_archive(archive, folder, md5=md5, url=url)
-    return folder
 
 
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
@@ -129,7 +136,12 @@ def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     check_digest(archive, Digest("md5", md5), named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
         with unpacking(folder) as unpacked:
-            _extract(archive, unpacked.parent)
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as content:
+                    content.extractall(unpacked.parent)
+            else:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(unpacked.parent, filter="data")
             if not unpacked.is_dir():
                 raise BronetError(f"{archive} must hold a folder {folder.name}, got none: get it again from {url}")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
@@ -157,12 +169,3 @@ def unpacking(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as content:
-            content.extractall(folder)
-        return
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")

@@ -20,8 +20,6 @@ from bronet.data.stream import ImageStream, PlannedBatch
 from bronet.errors import BronetError
 from bronet.recipe.schema import DataRecipe, Recipe
 
-SYNTHETIC_ORDER = "synthetic order"
-
 
 class Batch(NamedTuple):
     """Augmented pixels in [0, 1] and labels, on the training device: this process's share of the batch."""
@@ -56,39 +54,37 @@ class MixedBatches:
         """Yield the batches of the steps `start` to `stop` - 1, counted from the beginning of the run."""
         steps = range(start, stop)
         real = self.real.deliver(self._real_plan(step) for step in steps)
+        augmentation = _remaining(self.data, self.real)
         if self.synthetic is None:
-            for step, stored in zip(steps, real, strict=True):
-                yield self._batch(self._augmented(stored.images, step), stored.labels)
+            for step, (images, labels) in zip(steps, real, strict=True):
+                yield self._batch(self._augmented(images, "augment", step, augmentation, self.real_share), labels)
             return
-        generated = self.synthetic.deliver(self._synthetic_plan(step, len(self.synthetic)) for step in steps)
-        for step, stored, extra in zip(steps, real, generated, strict=True):
-            images = (self._augmented(stored.images, step), self._augmented_synthetic(extra.images, step))
-            yield self._batch(torch.cat(images), torch.cat((stored.labels, extra.labels)))
+        synthetic = self.synthetic.deliver(self._synthetic_plan(step, len(self.synthetic)) for step in steps)
+        own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
+        own = _remaining(own, self.synthetic)
+        for step, stored, extra in zip(steps, real, synthetic, strict=True):
+            first = self._augmented(stored.images, "augment", step, augmentation, self.real_share)
+            second = self._augmented(extra.images, "augment synthetic", step, own, self.synthetic_share)
+            yield self._batch(torch.cat((first, second)), torch.cat((stored.labels, extra.labels)))
 
     def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, " b"]) -> Batch:
         return Batch(stored.float() / self.scale, labels)
 
     def _real_plan(self, step: int) -> PlannedBatch:
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = epoch_order(len(self.real), seed=self.seed, epoch=epoch)
-        return PlannedBatch(
-            epoch, self.real_share.take(order[position * self.real_batch : (position + 1) * self.real_batch])
-        )
+        order = pass_order(len(self.real), self.seed, "epoch order", epoch)
+        first = position * self.real_batch
+        return PlannedBatch(epoch, self.real_share.take(order[first : first + self.real_batch]))
 
     def _synthetic_plan(self, step: int, n: int) -> PlannedBatch:
         size = self.data.synthetic_batch
-        index = endless_batch(n, size, seed=self.seed, purpose=SYNTHETIC_ORDER, step=step)
+        index = endless_batch(n, size, seed=self.seed, purpose="synthetic order", step=step)
         return PlannedBatch(step * size // n, self.synthetic_share.take(index))
 
-    def _augmented(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
-        generator = generator_for(self.seed, "augment", step, device=self.device)
-        return augment(images, generator, _remaining_augmentation(self.data, self.real), share=self.real_share)
-
-    def _augmented_synthetic(self, images: UInt8[Tensor, "b c h w"], step: int) -> UInt8[Tensor, "b c h w"]:
-        assert self.synthetic is not None
-        generator = generator_for(self.seed, "augment synthetic", step, device=self.device)
-        own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
-        return augment(images, generator, _remaining_augmentation(own, self.synthetic), share=self.synthetic_share)
+    def _augmented(
+        self, images: UInt8[Tensor, "b c h w"], purpose: str, step: int, data: DataRecipe, share: Share
+    ) -> UInt8[Tensor, "b c h w"]:
+        return augment(images, generator_for(self.seed, purpose, step, device=self.device), data, share=share)
 
 
 def prepared_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -107,20 +103,11 @@ def prepared_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[B
         batch = _prepared_on(side, batches)  # the step on the previous batch is already queued
 
 
-def epoch_order(n: int, *, seed: int, epoch: int) -> Int64[Tensor, " n"]:
-    """Return the permutation of 0 .. n - 1 in which an epoch visits its images, on the CPU."""
-    return _order(n, seed, "epoch order", epoch)
-
-
 def steps_per_epoch(n: int, batch_size: int) -> int:
     """Return the number of full batches of an epoch, at least one."""
-    if batch_size < 1:
-        raise BronetError(f"batch size must be at least 1, got {batch_size}")
-    if n < batch_size:
-        raise BronetError(
-            f"batch size must be at most the number of training images = {n}, got {batch_size}; "
-            "choose a smaller batch size"
-        )
+    if not 1 <= batch_size <= n:
+        limit = "at least 1" if batch_size < 1 else f"at most the number of training images = {n}"
+        raise BronetError(f"batch size must be {limit}, got {batch_size}; choose another train.batch_size")
     return n // batch_size
 
 
@@ -129,20 +116,18 @@ def endless_batch(n: int, size: int, *, seed: int, purpose: str, step: int) -> I
 
     A batch may reach from one pass into the next, so n need not be a multiple of `size`.
     """
-    if n < 1 or size < 1:
-        raise BronetError(f"images and batch size must be at least 1, got {n} and {size}")
     first, parts = step * size, []
     while first < (step + 1) * size:
         number, position = divmod(first, n)
         taken = min(n - position, (step + 1) * size - first)
-        parts.append(_order(n, seed, purpose, number)[position : position + taken])
+        parts.append(pass_order(n, seed, purpose, number)[position : position + taken])
         first += taken
     return torch.cat(parts)
 
 
 @lru_cache(maxsize=4)
-def _order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
-    """Return the order of one pass over a stream.
+def pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
+    """Return the permutation of 0 .. n - 1 in which a pass visits its images, on the CPU.
 
     Shuffling millions of images takes time, and a stream that works ahead may already be in the next pass, so two
     passes of each of the two streams are cached.
@@ -150,7 +135,7 @@ def _order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " n"]:
     return torch.randperm(n, generator=generator_for(seed, purpose, number))
 
 
-def _remaining_augmentation(data: DataRecipe, stream: ImageStream) -> DataRecipe:
+def _remaining(data: DataRecipe, stream: ImageStream) -> DataRecipe:
     """Return the augmentation that remains for images of a stream, which may have cropped and flipped them."""
     return replace(data, crop_padding=0, flip=False) if stream.cropped else data
 

@@ -9,45 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bronet.data.archive import official_folder
+from bronet.data.archive import OfficialSet
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec
 
 HOME = "https://www.cs.toronto.edu/~kriz"
-"""The authors' page, which also publishes the checksums."""
 PIXEL_BYTES = 3 * 32 * 32
+IMAGES = {"train": 50_000, "test": 10_000}
+UNPACK_AGAIN = "unpack the official archive again"
 
 
-@dataclass(frozen=True)
-class CifarLayout:
-    """Where one of the two sets lies, and what its files must hold."""
+@dataclass(frozen=True, kw_only=True)
+class CifarLayout(OfficialSet):
+    """One of the two sets, with the required content of its files."""
 
-    folder: str
-    archive: str
-    md5: str
     files: dict[str, tuple[str, ...]]
     label_bytes: int
     names_file: str
     classes: tuple[str, ...]
 
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one image with its labels."""
-        return self.label_bytes + PIXEL_BYTES
-
-    @property
-    def url(self) -> str:
-        """Address of the official archive."""
-        return f"{HOME}/{self.archive}"
-
-
-UNPACK_AGAIN = "unpack the official archive again"
-IMAGES = {"train": 50_000, "test": 10_000}
 
 FINE_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
@@ -61,6 +44,8 @@ telephone television tiger tractor train trout tulip turtle wardrobe whale willo
 
 LAYOUTS: dict[str, CifarLayout] = {
     "cifar10": CifarLayout(
+        name="cifar10",
+        home=HOME,
         folder="cifar-10-batches-bin",
         archive="cifar-10-binary.tar.gz",
         md5="c32a1d4ab5d03f1284b67883e8d87530",
@@ -70,6 +55,8 @@ LAYOUTS: dict[str, CifarLayout] = {
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     "cifar100": CifarLayout(
+        name="cifar100",
+        home=HOME,
         folder="cifar-100-binary",
         archive="cifar-100-binary.tar.gz",
         md5="03b5dce01913d631647c71ecec9e9cb8",
@@ -82,67 +69,52 @@ LAYOUTS: dict[str, CifarLayout] = {
 
 
 def load_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> ImageSet:
-    """Return all images of a split in the order of the official files, unpacked or downloaded first if necessary."""
+    """Return all images of a split, in the order of the official files, provided as `provide_cifar` does."""
     layout, spec = LAYOUTS[name], dataset_spec(name)
-    folder = data_dir / layout.folder
     files = provide_cifar(name, split, data_dir, download=download)
-    table = np.concatenate([_read(file, layout.record_bytes, layout) for file in files])
+    table = np.concatenate([_records(file, layout) for file in files])
     labels = torch.from_numpy(table[:, layout.label_bytes - 1].astype(np.int64))
-    _check_counts(torch.bincount(labels, minlength=spec.classes), folder, layout, split)
+    counts, expected = torch.bincount(labels, minlength=spec.classes), IMAGES[split] // spec.classes
+    worst = int((counts - expected).abs().argmax())
+    if counts[worst] != expected:  # both sets are balanced
+        raise BronetError(
+            f"{split} images in {files[0].parent} must be {expected} per class, got {int(counts[worst])} of class "
+            f"{layout.classes[worst]}: {UNPACK_AGAIN}"
+        )
     images = torch.from_numpy(table[:, layout.label_bytes :].copy()).view(-1, *spec.shape)
     return ImageSet(name, images, labels, layout.classes, spec.scale)
 
 
 def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> list[Path]:
-    """Return the files of a split, of the right sizes, unpacked or (if allowed) downloaded first if necessary."""
+    """Return the files of a split, which have the right sizes, unpacked or (if allowed) downloaded if necessary."""
     layout = LAYOUTS[name]
-    folder = official_folder(
-        name, data_dir / layout.folder, data_dir / layout.archive, md5=layout.md5, url=layout.url, download=download
-    )
-    _check_names(folder / layout.names_file, layout)
+    folder = layout.provide(data_dir, download=download)
+    names = folder / layout.names_file
+    found = tuple(names.read_text(encoding="utf-8", errors="replace").split()) if names.is_file() else layout.classes
+    if found != layout.classes:  # the names are built in; a file that differs belongs to another data set
+        raise BronetError(
+            f"{names} must name the {len(layout.classes)} official classes in order, got {len(found)} names "
+            f"that differ: {UNPACK_AGAIN}"
+        )
     files = [folder / file for file in layout.files[split]]
-    size = IMAGES[split] // len(files) * layout.record_bytes
+    size = IMAGES[split] // len(files) * (layout.label_bytes + PIXEL_BYTES)
     for file in files:
         try:
-            found = file.stat().st_size
+            held = file.stat().st_size
         except OSError as error:
             raise BronetError(f"cannot read {file}: {error.strerror}; {UNPACK_AGAIN}") from None
-        if found != size:
-            raise BronetError(f"{file} must have {size} bytes, got {found}: {UNPACK_AGAIN}")
+        if held != size:
+            raise BronetError(f"{file} must have {size} bytes, got {held}: {UNPACK_AGAIN}")
     return files
 
 
-def _read(path: Path, width: int, layout: CifarLayout) -> NDArray[np.uint8]:
-    """Return the records of one file, a row each; the last label byte is the (fine) label."""
+def _records(path: Path, layout: CifarLayout) -> NDArray[np.uint8]:
+    """Return the records of one file, one per row; the last label byte is the (fine) label."""
     try:
-        content = np.fromfile(path, dtype=np.uint8)
+        table = np.fromfile(path, dtype=np.uint8).reshape(-1, layout.label_bytes + PIXEL_BYTES)
     except OSError as error:
         raise BronetError(f"cannot read {path}: {error.strerror}; {UNPACK_AGAIN}") from None
-    table = content.reshape(-1, width)
     largest = int(table[:, layout.label_bytes - 1].max())
     if largest >= len(layout.classes):
         raise BronetError(f"labels in {path} must be less than {len(layout.classes)}, got {largest}: {UNPACK_AGAIN}")
     return table
-
-
-def _check_names(path: Path, layout: CifarLayout) -> None:
-    """Raise if a file of names differs from the built-in names: it belongs to another data set."""
-    if not path.is_file():
-        return
-    found = tuple(path.read_text(encoding="utf-8", errors="replace").split())
-    if found != layout.classes:
-        raise BronetError(
-            f"{path} must name the {len(layout.classes)} official classes in order, got {len(found)} names "
-            f"that differ: {UNPACK_AGAIN}"
-        )
-
-
-def _check_counts(counts: Int64[Tensor, " k"], folder: Path, layout: CifarLayout, split: str) -> None:
-    """Raise unless every class has the same number of images, as in both data sets."""
-    expected = IMAGES[split] // len(layout.classes)
-    worst = int((counts - expected).abs().argmax())
-    if counts[worst] != expected:
-        raise BronetError(
-            f"{split} images in {folder} must be {expected} per class, got {int(counts[worst])} of class "
-            f"{layout.classes[worst]}: {UNPACK_AGAIN}"
-        )

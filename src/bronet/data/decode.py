@@ -1,7 +1,7 @@
 """From an encoded image (JPEG, PNG, ...) to bytes of a fixed size: unchanged, or cropped at random or at the centre.
 
 Random resizing and cropping is ImageNet's augmentation (App. B.3; the published range of the shorter side is 224 to
-288). Random numbers depend on a key, never on a process, so any number of workers decodes the same pixels. A JPEG is
+288). A JPEG is
 decoded by Pillow, at reduced size where resizing would discard the rest anyway.
 """
 
@@ -9,49 +9,29 @@ import io
 import random
 import struct
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The usual formats; reading others, such as PostScript, would run programs."""
 FAILURES = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    NotImplementedError,
-    struct.error,
+    *(OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError),
+    *(NotImplementedError, struct.error),
 )
 """The exceptions of Pillow's decoders for bytes that are not an image."""
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
-_BITS_TO_DROP = 8
 CENTRE_MARGIN = 8 / 7
 """Evaluation resizes the shorter side to this times the crop: 256 for 224, the usual choice."""
 MODES = {1: "L", 3: "RGB"}
 LARGEST_ASPECT_RATIO = 100
 """Resizing the height of a picture of one very long row to 256 would exhaust the memory."""
-
-
-class DrawKey(NamedTuple):
-    """The key from which the random numbers of one image are computed."""
-
-    seed: int
-    epoch: int
-    image: int
 
 
 def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
@@ -66,10 +46,9 @@ def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h 
 
 
 def decode_random(
-    source: Path | bytes, spec: DatasetSpec, *, resize: tuple[int, ...], flip: bool, key: DrawKey
+    source: Path | bytes, spec: DatasetSpec, *, resize: tuple[int, ...], flip: bool, draw: random.Random
 ) -> UInt8[Tensor, "c h w"]:
     """Return the image with its shorter side resized uniformly into the range, cropped and flipped at random."""
-    draw = random.Random(stable_hash(key.seed, "decode", key.epoch, key.image))
     side = draw.randint(*resize)
     image = _shorter_side(_opened(source, spec, least=side), side, source)
     left, top = draw.randint(0, image.width - spec.width), draw.randint(0, image.height - spec.height)
@@ -93,7 +72,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
         raise BronetError("an image must hold whole numbers of 8 or 16 bits, got floating point")
     if image.mode not in _SIXTEEN_BITS:
         return image
-    deep = np.asarray(image).astype(np.int64) >> _BITS_TO_DROP
+    deep = np.asarray(image).astype(np.int64) >> 8
     return Image.fromarray(deep.clip(0, 255).astype(np.uint8))
 
 
@@ -110,7 +89,7 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
                 # Twice the wanted size, so that the resize after it still averages.
                 image.draft(MODES[spec.channels], (2 * least, 2 * least))
             return eight_bits(image).convert(MODES[spec.channels])
-    except (UnidentifiedImageError, Image.DecompressionBombError, *FAILURES) as error:
+    except (Image.DecompressionBombError, *FAILURES) as error:
         reason = " ".join(str(error).split())
         raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
 

@@ -12,16 +12,15 @@ import torch
 
 from bronet.data.cifar import LAYOUTS, load_cifar, provide_cifar
 from bronet.data.embedded import load_digits, load_sample
-from bronet.data.file_set import FileSet, class_folders, class_names_below
-from bronet.data.image_set import ImageSet
+from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below
 from bronet.data.npz import load_npz
 from bronet.data.parquet import load_parquet, parquet_files
 from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
-from bronet.data.tiny_imagenet import load_tiny_imagenet, provide_tiny_imagenet
+from bronet.data.tiny_imagenet import tiny_imagenet
 from bronet.errors import BronetError
+from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import DataRecipe
 
-SPLITS = ("train", "test", "sample")
 DIGITS, IMAGENET = "digits", "imagenet"
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
@@ -85,8 +84,11 @@ def open_images(
     if data.name in LAYOUTS:
         return load_cifar(data.name, split, folder, download=download)
     if data.name == TINY_IMAGENET:
-        return load_tiny_imagenet(split, folder, download=download)
-    return _own_folder(data, split, folder / data.name, tuple(classes))
+        return tiny_imagenet(split, folder, download=download).decoded(data.spec(), resized=False)
+    found = _own_files(data, split, folder / data.name, tuple(classes))
+    if isinstance(found, list):
+        return load_parquet(found, data.name, data.spec(), resized=bool(data.resize))
+    return found if data.resize or data.name == IMAGENET else found.decoded(data.spec(), resized=False)
 
 
 def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> None:
@@ -98,7 +100,7 @@ def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None 
     if data.name in LAYOUTS:
         provide_cifar(data.name, split, folder, download=download)
     elif data.name == TINY_IMAGENET:
-        provide_tiny_imagenet(split, folder, download=download)
+        tiny_imagenet(split, folder, download=download)
     elif data.name != DIGITS:
         _own_files(data, split, folder / data.name, ())
 
@@ -116,14 +118,6 @@ def open_synthetic(
         return load_parquet(files, data.synthetic, spec, resized=bool(data.resize))
     found = class_folders(data.synthetic, path, expected=spec.classes, classes=classes)
     return found if data.resize else found.decoded(spec, resized=False)
-
-
-def _own_folder(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> ImageSet | FileSet:
-    spec, found = data.spec(), _own_files(data, split, root, learned)
-    if isinstance(found, list):
-        return load_parquet(found, data.name, spec, resized=bool(data.resize))
-    streamed = bool(data.resize) or data.name == IMAGENET
-    return found if streamed else found.decoded(spec, resized=False)
 
 
 def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> FileSet | list[Path]:

@@ -20,8 +20,6 @@ ONE = 1 << FRACTION_BITS
 Affine = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the pixel with centre (x, y) shows the input at (a x + b y + c, d x + e y + f)."""
 
-IDENTITY_MAP: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-
 LEVELS = 256
 MAX_LEVEL = LEVELS - 1
 LUMA_WEIGHTS = (19595, 38470, 7471)
@@ -63,23 +61,6 @@ def _mirrored(position: Int64[Tensor, "n #h #w"], size: int) -> Int64[Tensor, "n
     return torch.minimum(phase, period - phase)
 
 
-def shear(*, x: float = 0.0, y: float = 0.0) -> Affine:
-    """Return the shear that reads `x` columns further right per row and `y` rows further down per column."""
-    return (1.0, x, 0.0, y, 1.0, 0.0)
-
-
-def translation(*, x: int = 0, y: int = 0) -> Affine:
-    """Return the map that moves an image `x` pixels to the right and `y` pixels down."""
-    return (1.0, 0.0, -float(x), 0.0, 1.0, -float(y))
-
-
-def rotation(radians: float, height: int, width: int) -> Affine:
-    """Return the counter-clockwise rotation about the centre of an image (rows count downwards)."""
-    cosine, sine = math.cos(radians), math.sin(radians)
-    x, y = width / 2, height / 2
-    return (cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
-
-
 def fixed_point(affine: Affine) -> tuple[int, ...]:
     """Return the map of pixel numbers instead of centres, in units of 2^-16 pixels, rounded to nearest."""
     a, b, c, d, e, f = affine
@@ -100,38 +81,17 @@ def warp(
     return gather_pixels(images, row, column, border=border)
 
 
-def levels(device: torch.device | str = "cpu") -> Int64[Tensor, "256"]:
-    """Return the table that changes nothing."""
-    return torch.arange(LEVELS, device=device)
-
-
-def solarize_table(threshold: float) -> UInt8[Tensor, "256"]:
-    """Invert the levels from `threshold` upwards."""
-    level = levels()
-    return torch.where(level < math.ceil(threshold), level, MAX_LEVEL - level).to(torch.uint8)
-
-
-def posterize_table(bits: int) -> UInt8[Tensor, "256"]:
-    """Keep the highest `bits` bits of a level."""
-    return (levels() & (LEVELS - (1 << (8 - bits)))).to(torch.uint8)
-
-
-def brightness_table(factor: float) -> UInt8[Tensor, "256"]:
-    """Multiply a level by `factor`."""
-    return blend(torch.zeros(LEVELS, dtype=torch.int64), levels(), torch.tensor(factor, dtype=torch.float32))
-
-
 def contrast_table(grey: Int32[Tensor, "n 1 h w"], factor: Float32[Tensor, " n"]) -> UInt8[Tensor, "n 1 256"]:
     """Per image, scale the distance of a level from the image's mean grey by `factor`."""
     pixels = grey.shape[-2] * grey.shape[-1]
     # Twice the mean plus one, halved: the mean rounded to nearest, halves upwards, in integers.
     mean = (2 * grey.sum((2, 3)) + pixels) // (2 * pixels)
-    return blend(mean.unsqueeze(-1), levels(grey.device), factor.view(-1, 1, 1))
+    return blend(mean.unsqueeze(-1), torch.arange(LEVELS, device=grey.device), factor.view(-1, 1, 1))
 
 
 def autocontrast_table(images: Int32[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]:
     """Per image and channel, stretch the darkest level to 0, the brightest to 255; a flat channel stays."""
-    level = levels(images.device)
+    level = torch.arange(LEVELS, device=images.device)
     low, high = images.amin((2, 3)).unsqueeze(-1), images.amax((2, 3)).unsqueeze(-1)
     stretched = (level - low) * MAX_LEVEL // (high - low).clamp(min=1)
     return torch.where(high > low, stretched, level).clamp(0, MAX_LEVEL).to(torch.uint8)
@@ -150,8 +110,8 @@ def equalize_table(images: Int32[Tensor, "n c h w"]) -> UInt8[Tensor, "n c 256"]
     brightest = counts.gather(2, flat.amax(2, keepdim=True))
     step = (flat.shape[2] - brightest) // MAX_LEVEL
     below = counts.cumsum(2) - counts
-    evened = (step // 2 + below) // step.clamp(min=1)
-    return torch.where(step > 0, evened, levels(images.device)).clamp(max=MAX_LEVEL).to(torch.uint8)
+    evened, same = (step // 2 + below) // step.clamp(min=1), torch.arange(LEVELS, device=images.device)
+    return torch.where(step > 0, evened, same).clamp(max=MAX_LEVEL).to(torch.uint8)
 
 
 def grey_levels(images: Int32[Tensor, "n c h w"]) -> Int32[Tensor, "n 1 h w"]:

@@ -6,6 +6,7 @@ that does not fit in memory (ImageNet) is unpacked into class folders first, bec
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,16 +42,12 @@ def parquet_files(root: Path, split: str) -> list[Path]:
     return sorted(path for folder in (root, root / "data") for path in folder.glob(f"{split}*.parquet"))
 
 
-def load_parquet(
-    files: list[Path], name: str, spec: DatasetSpec, *, resized: bool, limit: int | None = None
-) -> ImageSet:
-    """Return all images of the files (or the first `limit`), decoded; see `decode` for what `resized` means."""
+def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bool) -> ImageSet:
+    """Return all images of the files, decoded; `resized` has the meaning of `FileSet.decoded`."""
     decode = decode_centre if resized else decode_whole
     images: list[Tensor] = []
     labels: list[int] = []
     for row in encoded_images(files):
-        if limit is not None and len(images) >= limit:
-            break
         try:
             images.append(decode(row.content, spec))
         except BronetError as error:
@@ -67,10 +64,13 @@ def load_parquet(
 def encoded_images(files: list[Path]) -> Iterator[EncodedImage]:
     """Yield the rows of the files in order, a few hundred in memory at a time."""
     for path in files:
-        table = _opened(path)
-        rows = _rows(table, _columns(table, path), path)
-        for number, (content, label) in enumerate(rows, start=1):
-            yield EncodedImage(_bytes(content, path), _label(label, path), f"{path}, row {number}")
+        for number, (content, label) in enumerate(_rows(path), start=1):
+            inner = content.get("bytes") if isinstance(content, dict) else content
+            if not isinstance(inner, bytes):
+                raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
+            if not isinstance(label, int) or label < 0:
+                raise BronetError(f"labels in {path} must be whole numbers from 0, got {label!r}")
+            yield EncodedImage(inner, label, f"{path}, row {number}")
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -109,50 +109,30 @@ def unpack_parquet(files: list[Path], folder: Path) -> int:
 
 def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise BronetError("parquet files need pyarrow; install it with: pip install 'bronet[data]'") from None
-    try:
+    with _damage_named(path):
         return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, error) from None
 
 
-def _rows(
-    table: "pyarrow.parquet.ParquetFile", columns: tuple[str, str], path: Path
-) -> Iterator[tuple[object, object]]:
-    """Yield the two columns row by row; damage may be found only when its part of the file is read."""
+def _rows(path: Path) -> Iterator[tuple[object, object]]:
+    """Yield images and labels row by row; damage may be found only when its part of the file is read."""
+    table = _opened(path)
+    names = table.schema_arrow.names
+    columns = [next((name for name in known if name in names), "") for known in (IMAGE_COLUMNS, LABEL_COLUMNS)]
+    if not all(columns):
+        raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
+    with _damage_named(path):
+        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     import pyarrow
 
     try:
-        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> BronetError:
-    return BronetError(f"cannot read {path} ({' '.join(str(error).split())}); get it again")
-
-
-def _columns(table: "pyarrow.parquet.ParquetFile", path: Path) -> tuple[str, str]:
-    names = table.schema_arrow.names
-    image = next((name for name in IMAGE_COLUMNS if name in names), None)
-    label = next((name for name in LABEL_COLUMNS if name in names), None)
-    if image is None or label is None:
-        raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
-    return image, label
-
-
-def _bytes(content: object, path: Path) -> bytes:
-    inner = content.get("bytes") if isinstance(content, dict) else content
-    if not isinstance(inner, bytes):
-        raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
-    return inner
-
-
-def _label(number: object, path: Path) -> int:
-    if not isinstance(number, int) or number < 0:
-        raise BronetError(f"labels in {path} must be whole numbers from 0, got {number!r}")
-    return number
+        raise BronetError(f"cannot read {path} ({' '.join(str(error).split())}); get it again") from None

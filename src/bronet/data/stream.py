@@ -4,6 +4,7 @@ A stream follows a plan of batches and may work ahead. What it delivers depends 
 workers.
 """
 
+import random
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -14,9 +15,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from bronet.data.decode import DrawKey, decode_random, decode_whole
-from bronet.data.file_set import FileSet
-from bronet.data.image_set import ImageSet
+from bronet.data.decode import decode_random, decode_whole
+from bronet.data.image_set import FileSet, ImageSet
+from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
@@ -32,7 +33,7 @@ class PlannedBatch(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """StoredBatch bytes and labels of one batch, on the training device."""
+    """Stored bytes and labels of one batch, on the training device."""
 
     images: UInt8[Tensor, "b c h w"]
     labels: Int64[Tensor, " b"]
@@ -94,10 +95,11 @@ class DecodedStream(ImageStream):
         return len(self.dataset)
 
     def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
+        keys = ([(planned.epoch, index) for index in planned.chosen.tolist()] for planned in plan)
         loader: DataLoader[tuple[Tensor, int] | BronetError] = DataLoader(
             self.dataset,
             collate_fn=_stacked,
-            batch_sampler=_Keys(plan),  # type: ignore[arg-type]  # keys are pairs, not numbers
+            batch_sampler=keys,  # type: ignore[arg-type]  # they are pairs, not numbers
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             prefetch_factor=PREFETCHED_BATCHES if self.workers else None,
@@ -130,8 +132,8 @@ class _Decoding(Dataset[tuple[Tensor, int] | BronetError]):
         try:
             if not self.resize:
                 return decode_whole(path, self.spec), label
-            draw = DrawKey(self.seed, epoch, index)
-            return decode_random(path, self.spec, resize=self.resize, flip=self.flip, key=draw), label
+            draw = random.Random(stable_hash(self.seed, "decode", epoch, index))  # not of the worker
+            return decode_random(path, self.spec, resize=self.resize, flip=self.flip, draw=draw), label
         except BronetError as error:
             return error
 
@@ -140,17 +142,6 @@ def _stacked(images: list[tuple[Tensor, int] | BronetError]) -> list[Tensor] | B
     """Return the images and the labels of a batch, or the error of the first image that has one."""
     errors = [image for image in images if isinstance(image, BronetError)]
     return errors[0] if errors else default_collate(images)
-
-
-class _Keys:
-    """The plan as lists of keys, the form that a loader expects."""
-
-    def __init__(self, plan: Iterable[PlannedBatch]) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for planned in self.plan:
-            yield [(planned.epoch, index) for index in planned.chosen.tolist()]
 
 
 def _ignore_ctrl_c(worker: int) -> None:

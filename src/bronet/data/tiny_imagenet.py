@@ -9,51 +9,48 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bronet.data.archive import official_folder
-from bronet.data.file_set import FileSet, class_folders
-from bronet.data.image_set import ImageSet
+from bronet.data.archive import OfficialSet
+from bronet.data.image_set import FileSet, class_folders
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec
 
 NAME = "tiny-imagenet"
-FOLDER = "tiny-imagenet-200"
-ARCHIVE = f"{FOLDER}.zip"
-URL = f"http://cs231n.stanford.edu/{ARCHIVE}"
-MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 IMAGES = {"train": 100_000, "test": 10_000}
+OFFICIAL = OfficialSet(
+    name=NAME,
+    home="http://cs231n.stanford.edu",
+    archive="tiny-imagenet-200.zip",
+    md5="90528d7ca1a48142e341f4ef8d21d0de",
+    folder="tiny-imagenet-200",
+)
 
 
-def load_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> ImageSet:
-    """Return the images of a split, decoded; 1.2 GB of memory for the training images."""
-    return provide_tiny_imagenet(split, data_dir, download=download).decoded(dataset_spec(NAME), resized=False)
-
-
-def provide_tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> FileSet:
-    """Return the files of a split, unpacked or (if allowed) downloaded first if necessary."""
-    folder = official_folder(NAME, data_dir / FOLDER, data_dir / ARCHIVE, md5=MD5, url=URL, download=download)
-    files = tiny_imagenet_files(folder, split)
+def tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> FileSet:
+    """Return the files of a split, labelled in the order of wnids.txt; the archive is provided if necessary."""
+    folder = OFFICIAL.provide(data_dir, download=download)
+    classes, expected = tuple(_lines(folder / "wnids.txt")), dataset_spec(NAME).classes
+    if len(set(classes)) != expected:
+        raise BronetError(f"{folder / 'wnids.txt'} must name {expected} classes, got {len(set(classes))}")
+    if split == "train":
+        files = class_folders(NAME, folder / "train", expected=expected, classes=classes)
+    else:
+        files = _annotated(folder / "val", classes)
     if len(files) != IMAGES[split]:
         raise BronetError(f"{folder} must hold {IMAGES[split]} {split} images, got {len(files)}: unpack it again")
     return files
 
 
-def tiny_imagenet_files(folder: Path, split: str) -> FileSet:
-    """Return the files of a split of the official layout, labelled in the order of wnids.txt."""
-    classes = tuple(_lines(folder / "wnids.txt"))
-    expected = dataset_spec(NAME).classes
-    if len(set(classes)) != expected:
-        raise BronetError(f"{folder / 'wnids.txt'} must name {expected} classes, got {len(set(classes))}")
-    if split == "train":
-        return class_folders(NAME, folder / "train", expected=expected, classes=classes)
+def _annotated(folder: Path, classes: tuple[str, ...]) -> FileSet:
+    """Return the images of a folder with a table of their classes."""
     numbers = {name: position for position, name in enumerate(classes)}
-    annotations = folder / "val" / "val_annotations.txt"
+    annotations = folder / "val_annotations.txt"
     rows = [line.split("\t")[:2] for line in _lines(annotations)]
     for row in rows:
         if len(row) != 2 or row[1] not in numbers:
             raise BronetError(f"lines of {annotations} must be an image and a class of wnids.txt, got {row}")
     paths = np.array([file.encode() for file, _ in rows], dtype=bytes)
     labels = torch.tensor([numbers[name] for _, name in rows], dtype=torch.int64)
-    return FileSet(NAME, folder / "val" / "images", paths, labels, classes)
+    return FileSet(NAME, folder / "images", paths, labels, classes)
 
 
 def _lines(path: Path) -> list[str]:

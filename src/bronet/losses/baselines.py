@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from bronet.losses.labels import checked_logits, not_negative, positive
+from bronet.losses.labels import check_weight, checked_logits
 from bronet.radius import margin_radius
 
 PUBLISHED_GAMMA = 0.5
@@ -49,7 +49,7 @@ def certificate_regularization_radius(
 
     The gradient flows through `gap_lipschitz`; detach it to reward margins alone.
     """
-    not_negative("gamma", gamma)
+    check_weight("gamma", gamma)
     cross = cross_entropy(logits, labels)
     prediction, _, radius = margin_radius(logits, gap_lipschitz)
     return cross - gamma * radius.where(prediction == labels, 0.0).mean()
@@ -60,11 +60,11 @@ def certificate_risk(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *,
 
     Guaranteed (Prop. 4): with tau the largest margin and gamma = 1/tau it is the ramp risk minus one.
     """
-    not_negative("gamma", gamma)
+    check_weight("gamma", gamma)
     return -gamma * logit_margin(logits, labels).relu().mean()
 
 
 def ramp(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], *, tau: float) -> Float[Tensor, ""]:
     """Return the margin risk: the mean of 1 at margins <= 0, 0 at margins >= tau, and linear between."""
-    positive("tau", tau)
+    check_weight("tau", tau, positive=True)
     return (1 - logit_margin(logits, labels) / tau).clamp(0, 1).mean()

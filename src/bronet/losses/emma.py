@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.losses.labels import checked_logits, not_negative
+from bronet.losses.labels import check_weight, checked_logits
 
 MIN_SHARE = 0.01
 """The smallest share of its budget that a class gets, so that misclassified images still have a gradient to the gap."""
@@ -24,7 +24,7 @@ def emma(
     only; the true logit is untouched; eps = 0 changes nothing.
     """
     if not isinstance(eps, Tensor):  # reading a tensor on a GPU would wait for it
-        not_negative("eps", eps)
+        check_weight("eps", eps)
     classes = logits.shape[-1]
     if gap_lipschitz.shape != (classes, classes):
         raise BronetError(f"gap_lipschitz must be {classes} x {classes}, got {tuple(gap_lipschitz.shape)}")

@@ -61,13 +61,7 @@ def checked_logits(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def not_negative(name: str, value: float) -> None:
-    """Raise unless value >= 0."""
-    if not value >= 0:
-        raise BronetError(f"{name} must be at least 0, got {value}")
-
-
-def positive(name: str, value: float) -> None:
-    """Raise unless value > 0."""
-    if not value > 0:
-        raise BronetError(f"{name} must be positive, got {value}")
+def check_weight(name: str, value: float, *, positive: bool = False) -> None:
+    """Raise unless value >= 0, or value > 0 if it must be positive; NaN is neither."""
+    if not (value > 0 if positive else value >= 0):
+        raise BronetError(f"{name} must be {'positive' if positive else 'at least 0'}, got {value}")

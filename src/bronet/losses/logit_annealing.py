@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from bronet.losses.labels import checked_logits, not_negative, positive
+from bronet.losses.labels import check_weight, checked_logits
 
 
 def logit_annealing(
@@ -27,16 +27,11 @@ def logit_annealing(
     Guaranteed: equals cross-entropy at beta = 0, offset = 0, temperature = 1; finite value and gradient for
     finite logits (divided by the temperature); the gradient vanishes as p_t -> 1 when beta > 0.
 
-    Args:
-        logits: network outputs z.
-        labels: true class t of each image.
-        temperature: T.
-        offset: xi, taken from the true logit.
-        beta: strength of the annealing.
-        weights: one per image, for a weighted sum instead of the mean (see `drawn_labels`).
+    `temperature` is T, `offset` is xi, and `beta` the strength of the annealing. With `weights`, one per image, the
+    result is a weighted sum instead of the mean (see `drawn_labels`).
     """
-    positive("temperature", temperature)
-    not_negative("beta", beta)
+    check_weight("temperature", temperature, positive=True)
+    check_weight("beta", beta)
     scaled = checked_logits(logits, labels) / temperature
     truth = labels[:, None]
     others = scaled.scatter(1, truth, -torch.inf).logsumexp(dim=1)
