@@ -30,16 +30,6 @@ class CertificateFiles(NamedTuple):
     facts: Path
     targeted: Path
 
-    @classmethod
-    def of(cls, folder: Path, split: str) -> "CertificateFiles":
-        """Return the files of a split; nothing is touched."""
-        suffix = "" if split == "test" else f"-{split}"
-        return cls(
-            rows=folder / f"certificate{suffix}.csv",
-            facts=folder / f"certificate{suffix}.json",
-            targeted=folder / f"targeted{suffix}.csv",
-        )
-
 
 class AttackFiles(NamedTuple):
     """The files of one attack: a row for each image, and what was run."""
@@ -63,16 +53,19 @@ class ReportFiles(NamedTuple):
     @classmethod
     def of(cls, folder: Path) -> "ReportFiles":
         """Return the files of a report in a folder; nothing is touched."""
-        return cls(
-            curve_png=folder / "curve.png",
-            curve_pdf=folder / "curve.pdf",
-            margins_png=folder / "margins.png",
-            margins_pdf=folder / "margins.pdf",
-            page=folder / "report.html",
-            summary_md=folder / "summary.md",
-            summary_json=folder / "summary.json",
-            summary_csv=folder / "summary.csv",
-        )
+        names = ("curve.png", "curve.pdf", "margins.png", "margins.pdf")
+        texts = ("report.html", "summary.md", "summary.json", "summary.csv")
+        return cls(*(folder / name for name in (*names, *texts)))
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file or folder with a name of its own in the folder of a run."""
+
+    name: str
+
+    def __get__(self, run: "RunFolder", kind: type) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -81,25 +74,27 @@ class RunFolder:
 
     path: Path
 
+    recipe_file = NamedFile("recipe.yaml")
+    """The whole recipe, every default written out."""
+    log = NamedFile("log.jsonl")
+    """One JSON line per epoch."""
+    checkpoint = NamedFile("checkpoint.safetensors")
+    """The training state."""
+    weights = NamedFile("model.safetensors")
+    """The final weights; present only when training has ended."""
+    best_weights = NamedFile("best.safetensors")
+    """The weights that were best on held-out images; present only if the recipe validates."""
+    tracking = NamedFile("tensorboard")
+    """The folder of TensorBoard's event files, if they were wanted."""
+    record = NamedFile("record.json")
+    """Command, commit, seed, device, versions and time."""
+    report = NamedFile("report")
+    """The folder of tables, curves and the page."""
+
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe of this run, read when it is first asked for."""
         return read_recipe(self.recipe_file, advice="give the folder of a run")
-
-    @property
-    def recipe_file(self) -> Path:
-        """The whole recipe, every default written out."""
-        return self.path / "recipe.yaml"
-
-    @property
-    def log(self) -> Path:
-        """One JSON line per epoch."""
-        return self.path / "log.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The training state."""
-        return self.path / "checkpoint.safetensors"
 
     def numbered_checkpoint(self, step: int) -> Path:
         """Return the name of an older training state that is kept."""
@@ -109,29 +104,11 @@ class RunFolder:
         """Return the older training states that are there, newest first."""
         return sorted(self.path.glob(f"checkpoint-{'[0-9]' * STEP_DIGITS}.safetensors"), reverse=True)
 
-    @property
-    def weights(self) -> Path:
-        """The final weights; present only when training has ended."""
-        return self.path / "model.safetensors"
-
-    @property
-    def best_weights(self) -> Path:
-        """The weights that were best on held-out images; present only if the recipe validates."""
-        return self.path / "best.safetensors"
-
-    @property
-    def tracking(self) -> Path:
-        """The folder of TensorBoard's event files, if they were wanted."""
-        return self.path / "tensorboard"
-
-    @property
-    def record(self) -> Path:
-        """Command, commit, seed, device, versions and time."""
-        return self.path / "record.json"
-
     def certificate(self, split: str = "test") -> CertificateFiles:
         """Return the files of the certificate of a split."""
-        return CertificateFiles.of(self.path, split)
+        end = "" if split == "test" else f"-{split}"
+        names = (f"certificate{end}.csv", f"certificate{end}.json", f"targeted{end}.csv")
+        return CertificateFiles(*(self.path / name for name in names))
 
     def certified_split(self) -> str:
         """Return the split that stands for the run: the test images or, where only those are certified, the sample."""
@@ -145,11 +122,6 @@ class RunFolder:
     def exported(self, format: str) -> Path:
         """Return the name of the exported network of a format."""
         return self.path / f"model{EXPORTS[format]}"
-
-    @property
-    def report(self) -> Path:
-        """The folder of tables, curves and the page."""
-        return self.path / "report"
 
     def evidence(self) -> list[Path]:
         """Return the files from which tables are computed: recipe, log, record, certificates and attacks."""
