@@ -55,7 +55,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a whole file atomically."""
-    replace_file(path, lambda temporary: _write(temporary, content))
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    replace_file(path, write)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -118,10 +122,6 @@ def append_line(path: Path, line: str) -> None:
 def _advice(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
     return "free some space" if full else "make that place writable"
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _flush(path: Path, flags: int) -> None:

@@ -33,7 +33,8 @@ def save_weights(path: Path, state: Mapping[str, Tensor], *, recipe: Recipe) -> 
 
 def stored_recipe(path: Path) -> Recipe:
     """Return the recipe stored with the weights, without reading the weights."""
-    return from_text(read_metadata(path, KIND, [RECIPE_KEY])[RECIPE_KEY])
+    _, metadata = read_tensors(path, KIND, [RECIPE_KEY], device="meta")
+    return from_text(metadata[RECIPE_KEY])
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
@@ -97,11 +98,6 @@ def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], metadata
             raise OSError(str(error)) from None
 
     replace_file(path, write)
-
-
-def read_metadata(path: Path, kind: str, keys: Iterable[str]) -> dict[str, str]:
-    """Return the metadata of a file of this kind; all `keys` are present."""
-    return read_tensors(path, kind, keys, device="meta")[1]
 
 
 def read_tensors(
