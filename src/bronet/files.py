@@ -158,11 +158,6 @@ def parse_object(text: str, path: Path, *, advice: str) -> Json:
     return content
 
 
-def shown(value: object) -> str:
-    """Return a value as one short line for a message."""
-    return reprlib.repr(value)
-
-
 def _without_repetition(pairs: list[tuple[str, object]]) -> Json:
     """Return an object; of a key that is given twice, readers would take one value or the other."""
     content = dict(pairs)

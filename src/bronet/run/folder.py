@@ -5,6 +5,7 @@ that holds anything else is never touched.
 """
 
 import json
+import reprlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text, shown
+from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text
 from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import read_recipe, to_text
@@ -147,7 +148,9 @@ class RunFolder:
         """Return the names of the classes that the network learned; none for known data sets and unfinished runs."""
         names = read_object(self.record).get("classes", []) if self.record.exists() else []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise BronetError(f"classes in {self.record} must be a list of names, got {shown(names)}; {MAKE_AGAIN}")
+            raise BronetError(
+                f"classes in {self.record} must be a list of names, got {reprlib.repr(names)}; {MAKE_AGAIN}"
+            )
         return tuple(names)
 
     def append_log(self, entry: Json) -> None:
