@@ -11,8 +11,7 @@ from torch.nn.utils import prune
 from bronet import BronetError, Chain, build_model, check, prove
 from bronet.layers import Flatten, LastLayerNormalized, LipschitzLayer, MaxMin
 from bronet.models import CertifiableModel
-from bronet.proof.proved_map import ProvedMap, exact
-from bronet.proof.seal import held_by
+from bronet.proof.proved_map import ProvedMap, exact, held_by
 from bronet.recipe.architecture import NAMED
 from bronet.recipe.dataset import DATASETS
 from hostile import LAYERS, hostile

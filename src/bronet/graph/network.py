@@ -21,7 +21,7 @@ from bronet.graph.model import CertifiableModel
 from bronet.graph.reading import read
 from bronet.graph.recorder import Graph
 from bronet.layers.base import IMAGE_AXES, checked_shape
-from bronet.proof.budget import TENSOR_SLACK, Budget, Meeting, joined_constant
+from bronet.proof.budget import TENSOR_SLACK, Budget, joined_constant
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import up
 from bronet.radius import targeted_radii
@@ -94,14 +94,14 @@ class ProvedNetwork:
         values = {0: self._checked(images)}
         budgets = {0: Budget.of_images(values[0])}
         for value, node in enumerate(self.nodes, start=1):
-            meeting = Meeting.of([budgets[i] for i in node.inputs], node.proved.join)
+            taken = Budget.together([budgets[i] for i in node.inputs], node.proved.join)
             values[value] = node.proved.apply(*(values[i] for i in node.inputs))
             if value < len(self.nodes):
-                budgets[value] = meeting.after(node.proved, values[value], self.constants[value])
+                budgets[value] = taken.after(node.proved, values[value], self.constants[value])
             self._free(values, value)
-        return self._conclude(values[len(self.nodes)], meeting)
+        return self._conclude(values[len(self.nodes)], taken)
 
-    def _conclude(self, logits: Tensor, budget: Meeting) -> ProvedBatch:
+    def _conclude(self, logits: Tensor, budget: Budget) -> ProvedBatch:
         """Turn the budgets before the last map into a slack for each margin and a slope for each gap."""
         head = self.head
         prediction = logits.argmax(dim=1)

@@ -14,8 +14,7 @@ from bronet.graph.constants import ProvedNode
 from bronet.graph.faithful import UnreadableError
 from bronet.graph.tracing import first_line
 from bronet.graph.values import Activation, refused
-from bronet.proof.proved_map import ProvedMap
-from bronet.proof.seal import require_sealed
+from bronet.proof.proved_map import ProvedMap, require_sealed
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Inverse Cholesky factors of many small symmetric positive definite matrices, in registers.
 
 Library factorisations of a few hundred matrices of a few hundred rows are limited by latency. Here matrices of up to 64
-rows are eliminated in registers, in tiles of 16; `bronet.ortho.inverse_factor` combines them into larger ones by
+rows are eliminated in registers, in tiles of 16; `bronet.ortho.spd` combines them into larger ones by
 products, and has the torch version. Only lower triangles are read, because an inverse that rounding had made
 unsymmetric would lose far more than its own rounding in the next block.
 """

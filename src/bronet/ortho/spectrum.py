@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from bronet.ortho.numerics import memoized
-from bronet.ortho.real_dft import frequencies, kernel_basis
+from bronet.ortho.real_dft import frequencies, kernel_basis, memoized
 
 
 def spectrum_blocks(

@@ -26,34 +26,13 @@ LARGEST = 2.0**400
 
 @dataclass(frozen=True)
 class Budget:
-    """Bounds on one computed value: |error| <= at_image at the image, <= at_ball + ball_slope r at points within r.
+    """Bounds on one value, or on several that a map takes together.
 
-    `lipschitz` bounds the constant from the image to here, `size` the norm of what was computed at the image. Up to the
-    distance `reach` nothing overflows.
+    Their error is at most `at_image` at the image, and at most `at_ball + ball_slope r` at points within r. `size`
+    bounds the norm of what was computed at the image, `elsewhere + growth r` that of what is computed within r: the
+    values at the image, their errors and their movements. Up to the distance `reach` nothing overflows.
     """
 
-    lipschitz: float
-    size: Float[Tensor, " b"]
-    at_image: Float[Tensor, " b"]
-    at_ball: Float[Tensor, " b"]
-    ball_slope: Float[Tensor, " b"]
-    reach: Float[Tensor, " b"]
-
-    @classmethod
-    def of_images(cls, images: Float[Tensor, "b ..."]) -> "Budget":
-        """Return the bounds of the images themselves."""
-        zero = images.new_zeros(images.shape[0])
-        return cls(1.0, norm_rounded_up(images), zero, zero, zero, torch.full_like(zero, LARGEST))
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Values that meet in a map: distances and errors joined as the map joins them, norms added up.
-
-    At x' the computed inputs are at most `elsewhere + growth r`: the computed ones at x, their errors and movements.
-    """
-
-    lipschitz: float
     at_image: Float[Tensor, " b"]
     at_ball: Float[Tensor, " b"]
     ball_slope: Float[Tensor, " b"]
@@ -63,31 +42,38 @@ class Meeting:
     reach: Float[Tensor, " b"]
 
     @classmethod
-    def of(cls, inputs: Sequence[Budget], join: Join) -> "Meeting":
-        """Return the bounds of these values together; of a single one they are its own, to the bit."""
+    def of_images(cls, images: Float[Tensor, "b ..."]) -> "Budget":
+        """Return the bounds of the images themselves."""
+        size = norm_rounded_up(images)
+        zero = torch.zeros_like(size)
+        return cls(zero, zero, zero, size, size, zero + 1, torch.full_like(zero, LARGEST))
+
+    @classmethod
+    def together(cls, inputs: Sequence["Budget"], join: Join) -> "Budget":
+        """Return the bounds of several values together, distances and errors joined as the map joins them, norms added.
+
+        Those of a single value are its own, to the bit.
+        """
         joined = _sum if join is Join.SUM else _root_of_squares
         return cls(
-            joined_constant([value.lipschitz for value in inputs], join),
             reduce(joined, [value.at_image for value in inputs]),
             reduce(joined, [value.at_ball for value in inputs]),
             reduce(joined, [value.ball_slope for value in inputs]),
             reduce(_sum, [value.size for value in inputs]),
-            reduce(_sum, [value.size + value.at_image + value.at_ball for value in inputs]),
-            reduce(_sum, [value.lipschitz + value.ball_slope for value in inputs]),
+            reduce(_sum, [value.elsewhere for value in inputs]),
+            reduce(_sum, [value.growth for value in inputs]),
             reduce(torch.minimum, [value.reach for value in inputs]),
         )
 
-    def after(self, layer: ProvedMap, output: Tensor, lipschitz: float) -> Budget:
+    def after(self, layer: ProvedMap, output: Tensor, lipschitz: float) -> "Budget":
         """Return the bounds of what a map has computed; `lipschitz` bounds the constant from the image to there."""
         L, gain, offset = layer.lipschitz, layer.gain, layer.offset
-        return Budget(
-            lipschitz=lipschitz,
-            size=norm_rounded_up(output),
-            at_image=(L * self.at_image + gain * self.size + offset) * TENSOR_SLACK,
-            at_ball=(L * self.at_ball + gain * self.elsewhere + offset) * TENSOR_SLACK,
-            ball_slope=(L * self.ball_slope + gain * self.growth) * TENSOR_SLACK + UNDERFLOW,
-            reach=self.reach_within(layer),
-        )
+        size = norm_rounded_up(output)
+        at_image = (L * self.at_image + gain * self.size + offset) * TENSOR_SLACK
+        at_ball = (L * self.at_ball + gain * self.elsewhere + offset) * TENSOR_SLACK
+        slope = (L * self.ball_slope + gain * self.growth) * TENSOR_SLACK + UNDERFLOW
+        elsewhere, growth = size + at_image + at_ball, lipschitz + slope
+        return Budget(at_image, at_ball, slope, size, elsewhere, growth, self.reach_within(layer))
 
     def reach_within(self, layer: ProvedMap) -> Float[Tensor, " b"]:
         """Return a distance from the image within which nothing in this map or an earlier one can overflow."""

@@ -10,17 +10,24 @@ the sum of their squares, and with the sum of the norms:
     |f(x) - f(y)| <= lipschitz join_i |x_i - y_i|      and      |fl f(x) - f(x)| <= gain sum_i |x_i| + offset.
 
 The three numbers are upper bounds. Nothing is promised about how far f is from the layer's float32 forward.
+
+A proved program owns what it computes with: plain numbers and tensors, and no module that somebody could change. That
+is guaranteed for what a function holds in its closure, its defaults, its bound object and the parts of those. What it
+reaches through names of its own file is not looked at; such names should be functions and constants.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.proof.rounding import UNDERFLOW, gamma, up
+
+_PLAIN = (str, bytes, int, float, complex, type, torch.dtype, torch.device, type(None))
 
 
 class Join(Enum):
@@ -93,3 +100,42 @@ def linear(
 ) -> ProvedMap:
     """Return the proved map of a chain of products whose composition has norm at most `norm`."""
     return ProvedMap(apply, output_shape, norm, gain=gain_of_products(products), offset=UNDERFLOW)
+
+
+def require_sealed(apply: Callable[..., Tensor], name: str) -> None:
+    """Raise if a proved map's function refers to a module: its hooks and settings could change the program later."""
+    module = next((value for value in held_by(apply) if isinstance(value, nn.Module)), None)
+    if module is not None:
+        raise BronetError(
+            f"the proved map of {name} must compute with numbers and tensors of its own, but it refers to a "
+            f"{type(module).__name__}; copy what it needs before defining `apply`"
+        )
+
+
+def held_by(function: object) -> Iterator[object]:
+    """Yield everything that a function holds on to, directly or through what it holds."""
+    waiting, seen = [function], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _PLAIN):
+            continue
+        seen.add(id(value))
+        yield value
+        waiting += _parts_of(value)
+
+
+def _parts_of(value: object) -> Iterator[object]:
+    if isinstance(value, (Tensor, nn.Module)):
+        return
+    if isinstance(value, (tuple, list, set, frozenset)):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+    else:
+        yield from (cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
+        yield from getattr(value, "__defaults__", None) or ()
+        yield from (getattr(value, "__kwdefaults__", None) or {}).values()
+        yield from (getattr(value, name, None) for name in ("__self__", "__func__", "__wrapped__", "func"))
+        yield from getattr(value, "args", None) or ()
+        yield from (getattr(value, "keywords", None) or {}).values()
+        yield from (getattr(value, "__dict__", None) or {}).values()

@@ -17,7 +17,7 @@ from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options
 from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.skew import largest_skew_norm, reshapings, skew_kernel
+from bronet.ortho.rescaling import largest_skew_norm, reshapings, skew_kernel
 from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma, up

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options
-from bronet.ortho.bcop import BJORCK_STEPS, bcop_kernel
+from bronet.ortho.orthogonal_maps import BJORCK_STEPS, bcop_kernel
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.proof.convolution import (
     absolute_convolution_norm,
