@@ -20,7 +20,7 @@ faults: $(READY)
 # Without Chromium `make test` leaves these out; here it is installed first (Debian, as root).
 browser-test: $(READY)
 	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
-	$(BIN)/python -m pytest tests/test_web_browser.py
+	$(BIN)/python -m pytest tests/web/test_browser.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

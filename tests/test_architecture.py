@@ -110,6 +110,16 @@ def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() ->
     assert of_a_run == {"attack_rows", "certificate", "folder"}
 
 
+def test_tests_mirror_the_rooms() -> None:
+    rooms = {room_of(path) for path in FILES}
+    elsewhere = {"docs", "faults", "gpu", "helpers", "lab"}
+    for path in sorted((ROOT / "tests").iterdir()):
+        if path.is_dir() and any(path.glob("*.py")):
+            assert path.name in rooms | elsewhere, path
+        elif path.name.startswith("test_"):
+            assert path.stem.removeprefix("test_") in rooms | {"architecture"}, path
+
+
 def test_bronet_never_imports_its_laboratory() -> None:
     packages = {entry.module.partition(".")[0] for path in FILES for entry in imports(path)}
     assert "bronet" in packages

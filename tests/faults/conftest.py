@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
 from forks import Server, forking
 from ledger import Tell
-
 from tiny_run import train_tiny_run
 
 ROW = "fault row"

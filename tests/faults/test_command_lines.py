@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-from ledger import Tell
 from typer.testing import CliRunner
 
 from bronet.cli import app
@@ -12,6 +11,7 @@ from bronet.cli.exit_status import ExitStatus
 from bronet.recipe import named_recipe, to_text
 from bronet.recipe.text import flatten
 from bronet.records import as_plain
+from ledger import Tell
 
 QUICK = "digits/quickstart"
 RIGHT = (

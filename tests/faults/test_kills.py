@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from forks import KILLED, Server
-from ledger import Tell, left_behind
 from safetensors.torch import load_file
 
+from forks import KILLED, Server
+from ledger import Tell, left_behind
 from torchrun import settings
 
 EPOCHS = 6

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from ledger import Tell
 
 from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
@@ -39,7 +38,8 @@ from bronet.train import train
 from bronet.web.picture import read_upload
 from generated_images import class_folders, encoded
 from lab.publish import publish
-from test_data_parquet import write as write_parquet
+from ledger import Tell
+from parquet_files import write_parquet
 
 SECONDS = 20
 PLAN = AttackPlan(attack="pgd", steps=1, restarts=1, batch_size=10)

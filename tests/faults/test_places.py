@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from forks import KILLED, Server
 from ledger import Tell, left_behind
-
 from torchrun import settings
 
 MOUNT = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

@@ -11,7 +11,7 @@ from bronet.graph.maps import BY_DEFINITION, Apply
 from bronet.graph.operands import Input, NoRuleError, Output, Rule
 from bronet.proof.proved_map import ProvedMap
 
-# Activations. Each slope is the largest, rounded up in the last digit (tests/test_check.py measures them).
+# Activations. Each slope is the largest, rounded up in the last digit (tests/graph/test_checking.py measures them).
 
 SLOPES: dict[type[nn.Module], tuple[float, Apply]] = {
     nn.Tanh: (1.0, torch.tanh),

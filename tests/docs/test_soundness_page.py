@@ -9,14 +9,14 @@ import bronet.layers
 from bronet.layers import LipschitzLayer
 from hostile import LAYERS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "soundness.md").read_text(encoding="utf-8")
 ABSTRACT = {"Convolution", "LipschitzLayer", "Head"}
 
 
 def test_every_test_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) >= 6
     assert {name for name in named if f"def {name}(" not in sources} == set()
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from bronet.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = frozenset({"bash", "python", "console"})
 SHOWN = frozenset({"text", "yaml"})

@@ -30,7 +30,7 @@ from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from tiny_run import train_tiny_run
 
-PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 ROUNDING = 1e-5
 PLAIN = {"MatMul", "Gemm", "Conv", "Add", "Sub", "Mul", "Div", "Max", "Min", "Relu", "ReduceL2", "ReduceSum", "Clip"}
 MOVES = {"Transpose", "Reshape", "Split", "Concat", "Slice", "Pad", "Shape", "ConstantOfShape", "Gather", "Unsqueeze"}

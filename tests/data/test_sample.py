@@ -13,7 +13,7 @@ from bronet.data import data_folder, load_dataset
 from bronet.data.cifar import LAYOUTS
 from bronet.data.embedded import IMAGES_FILE, ROWS_FILE, sample_indices
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "bronet" / "data"
 PIXELS_SHA256 = "ab3d9ad82a1be321d9bc93f8c07dfcd22f2950fa9647fdef4edc043b4faddc05"
 INDICES_SHA256 = "8704de650cb99684850e60b74f9c655fb7105b496197c9d1c5e7198f7ad08dae"

@@ -80,7 +80,7 @@ def test_sharded_processes_go_on_from_the_checkpoint_of_one(runs: tuple[Path, Pa
 
 def test_each_process_holds_half_of_lipconvnet_and_steps_like_one() -> None:
     """SGD, no centring, gradients clipped by the norm over all parts; the script asserts more on the way."""
-    script = Path(__file__).with_name("sharded_steps.py")
+    script = Path(__file__).parents[1] / "helpers" / "sharded_steps.py"
     done = subprocess.run(
         [*torchrun_words(2), str(script)], capture_output=True, env=ENVIRONMENT, timeout=SECONDS, text=True, check=False
     )

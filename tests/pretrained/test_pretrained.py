@@ -38,7 +38,7 @@ from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"
 MEGABYTES = 6
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

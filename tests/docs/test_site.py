@@ -12,7 +12,7 @@ import pytest
 
 from lab.figures.canvas import COLOURS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that answers nothing: whoever asks the network fails."""
 LOADED = {

@@ -1,6 +1,5 @@
 """Local parquet files in the layout of the hub: decoded in memory, or unpacked into class folders."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from bronet.data.parquet import encoded_images, parquet_files, unpack_parquet
 from bronet.errors import BronetError
 from bronet.recipe import DataRecipe
 from generated_images import encoded, pixels
+from parquet_files import write_parquet
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -18,21 +18,10 @@ parquet = pytest.importorskip("pyarrow.parquet")
 OWN = DataRecipe(name="pets", channels=3, height=64, width=64, classes=3)
 
 
-def write(path: Path, labels: list[int], *, names: list[str] | None = None, image: str = "image") -> None:
-    """Write one parquet file; the picture of a row has its label as seed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"bytes": encoded(abs(label)), "path": None} for label in labels]
-    table = pyarrow.table({image: rows, "label": pyarrow.array(labels, pyarrow.int64())})
-    if names is not None:
-        features = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
-    parquet.write_table(table, path)
-
-
 def test_parquet_files_are_a_data_set(tmp_path: Path) -> None:
-    write(tmp_path / "pets" / "data" / "train-00000-of-00002.parquet", [2, 0], names=["ant", "bee", "cat"])
-    write(tmp_path / "pets" / "data" / "train-00001-of-00002.parquet", [1], names=["ant", "bee", "cat"])
-    write(tmp_path / "pets" / "data" / "validation-00000-of-00001.parquet", [1])
+    write_parquet(tmp_path / "pets" / "data" / "train-00000-of-00002.parquet", [2, 0], names=["ant", "bee", "cat"])
+    write_parquet(tmp_path / "pets" / "data" / "train-00001-of-00002.parquet", [1], names=["ant", "bee", "cat"])
+    write_parquet(tmp_path / "pets" / "data" / "validation-00000-of-00001.parquet", [1])
     train, test = (load_images(OWN, split, data_dir=tmp_path) for split in ("train", "test"))
     assert (train.classes, train.labels.tolist()) == (("ant", "bee", "cat"), [2, 0, 1])
     assert (test.classes, test.labels.tolist()) == (("0", "1", "2"), [1])
@@ -41,7 +30,7 @@ def test_parquet_files_are_a_data_set(tmp_path: Path) -> None:
 
 def test_large_parquet_sets_are_unpacked_into_class_folders_once(tmp_path: Path) -> None:
     root = tmp_path / "pets"
-    write(root / "train-0.parquet", [2, 0, 1, 2])
+    write_parquet(root / "train-0.parquet", [2, 0, 1, 2])
     large = DataRecipe(**{**vars(OWN), "resize": (64, 80)})
     with pytest.raises(BronetError, match=r"unpack them once with: bronet data unpack .*pets --split train"):
         open_images(large, "train", data_dir=tmp_path)
@@ -57,10 +46,10 @@ def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 and nothing more")
     with pytest.raises(BronetError, match=r"cannot read .*train\.parquet"):
         list(encoded_images([path]))
-    write(path, [0], image="picture")
+    write_parquet(path, [0], image="picture")
     with pytest.raises(BronetError, match="must have columns image and label, got picture, label"):
         list(encoded_images([path]))
-    write(path, [-1])
+    write_parquet(path, [-1])
     with pytest.raises(BronetError, match="whole numbers from 0, got -1"):
         list(encoded_images([path]))
 
@@ -74,7 +63,7 @@ def damage(path: Path) -> None:
 
 def test_damaged_rows_are_named_with_their_file(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
-    write(path, list(range(300)))
+    write_parquet(path, list(range(300)))
     damage(path)
     with pytest.raises(BronetError, match=r"cannot read .*train\.parquet") as caught:
         list(encoded_images([path]))
@@ -83,13 +72,13 @@ def test_damaged_rows_are_named_with_their_file(tmp_path: Path) -> None:
 
 def test_an_attempt_that_failed_leaves_no_images_for_the_next_one(tmp_path: Path) -> None:
     root = tmp_path / "pets"
-    write(root / "train-0.parquet", [2, 0])
-    write(root / "train-1.parquet", [0, 1])
+    write_parquet(root / "train-0.parquet", [2, 0])
+    write_parquet(root / "train-1.parquet", [0, 1])
     damage(root / "train-1.parquet")
     with pytest.raises(BronetError, match=r"train-1\.parquet"):
         unpack_parquet(parquet_files(root, "train"), root / "train")
     assert sorted(path.name for path in root.iterdir()) == ["train-0.parquet", "train-1.parquet"]
-    write(root / "train-0.parquet", [1])
+    write_parquet(root / "train-0.parquet", [1])
     (root / "train-1.parquet").unlink()
     assert unpack_parquet(parquet_files(root, "train"), root / "train") == 1
     assert len([path for path in (root / "train").rglob("*") if path.is_file()]) == 1

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def build(source: Path, out: Path, *targets: str) -> None:

@@ -29,7 +29,7 @@ from jacobian import jacobian
 from lab.packed import unpacked
 from tiny_run import tiny_recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "verifier" / "verifier.py"
 RESULTS = ROOT / "lab" / "results"
 MOST_LINES = 500
