@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.recipe import named_recipe, override, to_text
+from bronet.recipe import Recipe, named_recipe, override, to_text
+from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
-from bronet.train.checkpoint import Progress, load_checkpoint, save_checkpoint
-from bronet.train.distributed import Parameters
+from bronet.train.checkpoint import Checkpoints
+from bronet.train.distributed import Parameters, Processes
 from bronet.train.optimizers import Optimizer, build_optimizer
 from bronet.train.statistics import Tally
 
@@ -45,17 +46,18 @@ def trained(model: nn.Module, steps: int = 3) -> Optimizer:
     return optimizer
 
 
-def empty_tally() -> torch.Tensor:
-    return Tally(eps=0.1, device="cpu").sums
+def checkpoints(folder: Path, model: nn.Module, optimizer: Optimizer, recipe: Recipe = RECIPE) -> Checkpoints:
+    tally = Tally(eps=0.1, device="cpu")
+    return Checkpoints(RunFolder(folder), recipe, model, {"optimizer": optimizer}, tally, Processes())
 
 
 def write(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    save_checkpoint(path, model, {"optimizer": optimizer}, Progress(3, 1.25, empty_tally()), recipe=RECIPE)
+    checkpoints(path.parent, model, optimizer).save(3, 1.25)
 
 
-def restore(path: Path, model: nn.Module | None = None) -> Progress:
+def restore(path: Path, model: nn.Module | None = None) -> tuple[int, float]:
     model = model or small_model()
-    return load_checkpoint(path, model, {"optimizer": optimizer_of(model)}, recipe=RECIPE, tally=empty_tally())
+    return checkpoints(path.parent, model, optimizer_of(model)).load(path)
 
 
 @pytest.fixture
@@ -84,8 +86,7 @@ def test_a_checkpoint_restores_every_bit(tmp_path: Path) -> None:
     write(path, model, optimizer)
     other = small_model(seed=1)
     restored = optimizer_of(other)
-    progress = load_checkpoint(path, other, {"optimizer": restored}, recipe=RECIPE, tally=empty_tally())
-    assert (progress.step, progress.seconds) == (3, 1.25)
+    assert checkpoints(tmp_path, other, restored).restore(total_steps=3) == (3, 1.25)
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
     assert restored.tensors().keys() == optimizer.tensors().keys()
@@ -141,9 +142,8 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, checkpoint: Path) -> 
 def test_a_checkpoint_of_another_recipe_is_refused_with_the_differences(checkpoint: Path) -> None:
     other = override(RECIPE, ["optim.lr=0.5", "train.seed=9"])
     model = small_model()
-    parts = {"optimizer": optimizer_of(model)}
     with pytest.raises(BronetError, match=r"optim\.lr: \S+ -> 0\.5, train\.seed: 0 -> 9"):
-        load_checkpoint(checkpoint, model, parts, recipe=other, tally=empty_tally())
+        checkpoints(checkpoint.parent, model, optimizer_of(model), other).load(checkpoint)
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     optimizer = trained(model, steps=1)
     before = [tensor.clone() for tensor in (*model.state_dict().values(), *optimizer.tensors().values())]
     with pytest.raises(BronetError, match=words):
-        load_checkpoint(checkpoint, model, {"optimizer": optimizer}, recipe=RECIPE, tally=empty_tally())
+        checkpoints(checkpoint.parent, model, optimizer).load(checkpoint)
     after = (*model.state_dict().values(), *optimizer.tensors().values())
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 

@@ -48,7 +48,7 @@ def test_the_checkpoint_a_run_went_on_from_stays_until_a_new_one_is_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bronet.train.checkpoint.save_checkpoint", interrupted)
+        patch.setattr("bronet.train.checkpoint.write_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, run.path, resume=True, progress=False)
     train(recipe, run.path, resume=True, progress=False)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -29,15 +28,7 @@ KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
 MODEL, TALLY = "model", "tally"
 LONGEST_NUMBER = 24
-MOST_KEYS_SHOWN = 5
-
-
-class Progress(NamedTuple):
-    """How far a run has come: steps taken, seconds of training, and the running epoch's tally."""
-
-    step: int
-    seconds: float
-    tally: Tensor
+MAX_KEYS_SHOWN = 5
 
 
 @dataclass
@@ -56,14 +47,15 @@ class Checkpoints:
     saved_step: int = 0
 
     def save(self, step: int, seconds: float) -> None:
-        """Write the state after `step` steps."""
-        progress = Progress(step, seconds, self.tally.total())
+        """Write the state after `step` steps, atomically: a failure leaves the previous checkpoint as it was."""
         keep, is_main = self.recipe.train.keep_checkpoints, self.processes.is_main
         if is_main and keep > 1 and self.saved_step != step:
             self._set_aside()
-        path = self.run.checkpoint
-        save_checkpoint(path, self.model, self.parts, progress, recipe=self.recipe, writes=is_main)
+        weights = {f"{MODEL}.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors = gathered(weights | self._tensors() | {TALLY: self.tally.total()}, kept=is_main)
         if is_main:
+            metadata = {"recipe": to_text(self.recipe), "step": str(step), "seconds": repr(seconds)}
+            write_tensors(self.run.checkpoint, KIND, tensors, metadata)
             for old in self.run.older_checkpoints()[keep - 1 :]:
                 old.unlink(missing_ok=True)
         self.saved_step = step
@@ -74,21 +66,41 @@ class Checkpoints:
         A damaged one is passed over if there is an older one; one of another recipe is refused.
         """
         paths = [path for path in (self.run.checkpoint, *self.run.older_checkpoints()) if path.exists()]
-        if not paths:
-            return 0, 0.0
         for path in paths:
             try:
-                progress = load_checkpoint(path, self.model, self.parts, recipe=self.recipe, tally=self.tally.sums)
-                break
+                step, seconds = self.load(path)
             except BronetError:
                 if path == paths[-1]:
                     raise
-        if progress.step > total_steps:
-            raise BronetError(f"step in {path} must be at most {total_steps}, got {progress.step}")
+                continue
+            if step > total_steps:
+                raise BronetError(f"step in {path} must be at most {total_steps}, got {step}")
+            self.saved_step = step
+            return step, seconds
+        return 0, 0.0
+
+    def load(self, path: Path) -> tuple[int, float]:
+        """Restore the state in place and return its step and its seconds; nothing changes if anything does not fit."""
+        tensors, metadata = read_tensors(path, KIND, METADATA_KEYS)
+        check_recipe(path, from_text(metadata["recipe"]), self.recipe)
+        step, seconds = _number(path, "step", metadata["step"]), _number(path, "seconds", metadata["seconds"])
+        current = self.model.state_dict()
+        weights = fitting(_below(MODEL, tensors), current, path)
+        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
+        wanted = self._tensors() | {TALLY: self.tally.sums}
+        check_names(path, found, wanted)
+        for name, tensor in found.items():
+            check_shape(path, name, tensor, wanted[name])
+        copy_wholes(weights, into=current)
+        for name, part in self.parts.items():
+            part.load_tensors(_below(name, found))
         if self.processes.is_main:  # the tally is of all processes: one of them goes on with it
-            self.tally.sums.copy_(progress.tally)
-        self.saved_step = progress.step
-        return progress.step, progress.seconds
+            self.tally.sums.copy_(found[TALLY])
+        return int(step), seconds
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of all parts, each below the name of its part."""
+        return {f"{part}.{key}": t for part, stored in self.parts.items() for key, t in stored.tensors().items()}
 
     def _set_aside(self) -> None:
         """Give the present checkpoint a number of its own.
@@ -107,26 +119,6 @@ class Checkpoints:
             ) from None
 
 
-def save_checkpoint(
-    path: Path,
-    model: nn.Module,
-    parts: Mapping[str, Stored],
-    progress: Progress,
-    *,
-    recipe: Recipe,
-    writes: bool = True,
-) -> None:
-    """Write the training state atomically: a failure leaves the previous checkpoint as it was.
-
-    Of a run's processes one `writes`; where the model is sharded, all must call this.
-    """
-    tensors = _named(MODEL, model.state_dict()) | _state(parts) | {TALLY: progress.tally}
-    tensors = gathered(tensors, kept=writes)
-    if writes:
-        metadata = {"recipe": to_text(recipe), "step": str(progress.step), "seconds": repr(progress.seconds)}
-        write_tensors(path, KIND, tensors, metadata)
-
-
 def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = True) -> None:
     """Write the model's weights as a file of their own, with the recipe.
 
@@ -137,54 +129,21 @@ def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = T
         save_weights(path, state, recipe=recipe)
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, parts: Mapping[str, Stored], *, recipe: Recipe, tally: Tensor
-) -> Progress:
-    """Restore model and parts in place and return the progress; nothing changes if a name or a shape does not fit.
-
-    The recipe must be the one the checkpoint was made with; the differing settings are named otherwise.
-    `tally` shows the shape of a tally; it is not changed.
-    """
-    tensors, metadata = read_tensors(path, KIND, METADATA_KEYS)
-    check_recipe(path, from_text(metadata["recipe"]), recipe)
-    step, seconds = _number(path, "step", metadata["step"]), _number(path, "seconds", metadata["seconds"])
-    current = model.state_dict()
-    weights = fitting(_below(MODEL, tensors), current, path)
-    found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
-    wanted = _state(parts) | {TALLY: tally}
-    check_names(path, found, wanted)
-    for name, tensor in found.items():
-        check_shape(path, name, tensor, wanted[name])
-    copy_wholes(weights, into=current)
-    for name, part in parts.items():
-        part.load_tensors(_below(name, found))
-    return Progress(int(step), seconds, found[TALLY].to(tally))
-
-
-def _state(parts: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """Return the tensors of all parts, each below the name of its part."""
-    return {key: tensor for name, part in parts.items() for key, tensor in _named(name, part.tensors()).items()}
-
-
-def _named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{part}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
-
-
 def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:
     """Refuse to go on with another recipe than the one stored at `path`; name what differs."""
     keys = differing_keys(stored, wanted)
     if not keys:
         return
     old, new = flatten(as_plain(stored)), flatten(as_plain(wanted))
-    shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MOST_KEYS_SHOWN])
-    more = f" and {len(keys) - MOST_KEYS_SHOWN} more" if len(keys) > MOST_KEYS_SHOWN else ""
+    shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MAX_KEYS_SHOWN])
+    more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
     raise BronetError(
         f"{path} was made with another recipe ({shown}{more}); resume with the old one, or start a new run"
     )
+
+
+def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
 
 
 def _number(path: Path, name: str, text: str) -> float:
