@@ -19,7 +19,6 @@ from bronet.models import build_model
 from bronet.recipe import Recipe
 from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.teacher import new_teacher
 
 WARM_UP = 3
 GIB = 2**30
@@ -49,8 +48,7 @@ def time_training(recipe: Recipe, device: torch.device, *, repeats: int) -> Timi
     """Time a training step of the network at initialisation on random pixels."""
     forget_earlier_memory(device)
     model = build_model(recipe.model, recipe.data.spec(), device=device).train()
-    teacher = new_teacher(recipe, device) if recipe.loss.teacher else None
-    step = TrainStep(recipe, model, Tally(eps=0.1, device=device), teacher=teacher)
+    step = TrainStep(recipe, model, Tally(eps=0.1, device=device))
     pixels, labels = _batch(recipe, device)
 
     def once() -> None:

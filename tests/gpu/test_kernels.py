@@ -16,7 +16,6 @@ from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.recipe import named_recipe, override
 from bronet.train.statistics import Tally
 from bronet.train.step import TrainStep
-from bronet.train.teacher import new_teacher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,13 +115,8 @@ def test_a_recorded_step_of_muon_equals_an_unrecorded_one(precision: str, lookah
     for recorded in (True, False):
         model = build_model(recipe.model, spec, device="cuda").train()
         tally = Tally(eps=0.1, device="cuda")
-        step = TrainStep(
-            recipe,
-            model,
-            tally,
-            recorded=recorded,
-            teacher=new_teacher(recipe, torch.device("cuda")) if teacher else None,
-        )
+        step = TrainStep(recipe, model, tally)
+        step.recordable = recorded
         for number in range(10):
             step(images, labels, number=number, learning_rate=0.02 / (1 + number), emma_eps=0.1)
         assert (step.graph is not None) == recorded

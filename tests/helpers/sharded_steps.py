@@ -46,9 +46,8 @@ def trained(
     if sharded:
         processes.centre(model, over_all=True)
         shard(model, forward, device)
-    over = processes if sharded else None
-    tally = Tally(eps=0.1, device=device, processes=over)
-    step = TrainStep(recipe, model, tally, forward=forward, recorded=False, sharded_over=over)
+    tally = Tally(eps=0.1, device=device, processes=processes if sharded else None)
+    step = TrainStep(recipe, model, tally, forward=forward)
     images, labels = images_and_labels(recipe, device)
     if sharded:
         images, labels = images.chunk(processes.world)[processes.rank], labels.chunk(processes.world)[processes.rank]

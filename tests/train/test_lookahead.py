@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe import OptimRecipe, named_recipe, override
 from bronet.train.average import Lookahead
@@ -104,9 +103,3 @@ def test_weight_decay_is_coupled() -> None:
     weight.grad = torch.zeros(1)
     optimizer.step()
     assert 5.0 - weight.item() > 0.05
-
-
-@pytest.mark.parametrize(("steps", "alpha"), [(0, 0.5), (6, 1.5)])
-def test_lookahead_refuses_values_out_of_range(steps: int, alpha: float) -> None:
-    with pytest.raises(BronetError, match=r"Lookahead's (steps|alpha) must"):
-        Lookahead(Parameters(parameters()), steps=steps, alpha=alpha)

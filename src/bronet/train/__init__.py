@@ -3,8 +3,4 @@
 from bronet.train.loop import Interrupted
 from bronet.train.training_run import RunOptions, train
 
-__all__ = [
-    "Interrupted",
-    "RunOptions",
-    "train",
-]
+__all__ = ["Interrupted", "RunOptions", "train"]

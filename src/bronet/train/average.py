@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.train.distributed import Parameters, Stored, part_of, spread
 
@@ -26,10 +25,6 @@ class Lookahead(Stored):
     """
 
     def __init__(self, parameters: Parameters, *, steps: int, alpha: float) -> None:
-        if steps < 1:
-            raise BronetError(f"Lookahead's steps must be at least 1, got {steps}")
-        if not 0 <= alpha <= 1:
-            raise BronetError(f"Lookahead's alpha must lie in [0, 1], got {alpha}")
         self.parameters, self.steps, self.alpha = parameters, steps, alpha
         self.fast = [part.detach() for part in parameters.parts]
         self.slow = [fast.clone() for fast in self.fast]

@@ -6,6 +6,7 @@ seen from there, at most a few steps before the break.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from torch import Tensor, nn
@@ -28,13 +29,11 @@ def find_bad_layer(model: CertifiableModel, loss: Callable[[], Tensor], processe
         if not bool(output.isfinite().all()):
             seen.append(name)
 
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LipschitzLayer)]
-    handles = [layer.register_forward_hook(partial(check_finite, name)) for name, layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            if isinstance(layer, LipschitzLayer):
+                hooks.callback(layer.register_forward_hook(partial(check_finite, name)).remove)
         value = loss()
-    finally:
-        for handle in handles:
-            handle.remove()
     broken_here = bool(seen) or not bool(value.isfinite())
     if processes.any(broken_here):
         if not broken_here:

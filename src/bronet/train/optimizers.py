@@ -36,7 +36,6 @@ class Optimizer(Stored, Protocol):
 
 def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
     """Return the recipe's optimiser; `matrices` are those of the parameters that Muon orthogonalises."""
-    require_wholes(recipe, sharded=parameters.sharded)
     match recipe.name:
         case "nadam":
             return _nadam(recipe, parameters)
@@ -52,15 +51,6 @@ def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Se
                 )
             nadam = _nadam(recipe, Parameters(others))
             return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-
-
-def require_wholes(recipe: OptimRecipe, *, sharded: bool) -> None:
-    """Refuse to shard parameters that the optimiser needs as wholes."""
-    if sharded and recipe.name == "muon":
-        raise BronetError(
-            "optim.name must be nadam or sgd where parameters are sharded (fsdp), got 'muon': "
-            "a part of a matrix cannot be orthogonalised"
-        )
 
 
 def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":

@@ -102,18 +102,14 @@ class Tally:
         return Summary(loss / count, correct / count, certified / count, int(images))
 
 
-class Validation(NamedTuple):
-    """Shares of the held-out images: correct, and certified at each budget asked for."""
-
-    accuracy: float
-    certified: tuple[float, ...]
-
-
 @torch.no_grad()
 def validate(
     model: CertifiableModel, images: ImageSet, *, budgets: Sequence[float], processes: Processes
-) -> Validation:
-    """Return the accuracies over all held-out images, each process doing its part; the model stays in training mode."""
+) -> list[float]:
+    """Return the shares of all held-out images that are correct, and certified at each budget.
+
+    Each process does its part. The model stays in training mode.
+    """
     counts = torch.zeros(1 + len(budgets), dtype=torch.float64, device=images.images.device)
     # Processes of a sharded network go through it together, so all take as many images: some one that does not count.
     mine = torch.arange(-(-len(images) // processes.world)) * processes.world + processes.rank
@@ -130,8 +126,8 @@ def validate(
             certified = [certified_at(radius, correct, eps).sum() for eps in budgets]
             counts += torch.stack((correct.sum(), *certified))
     model.train()
-    accuracy, *shares = (processes.sum(counts) / len(images)).tolist()
-    return Validation(accuracy, tuple(shares))
+    shares: list[float] = (processes.sum(counts) / len(images)).tolist()
+    return shares
 
 
 class Display:

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import SideStream
 from bronet.losses import (
@@ -27,11 +26,11 @@ from bronet.models import CertifiableModel
 from bronet.ortho.spd import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
 from bronet.train.average import Lookahead
-from bronet.train.distributed import Parameters, Processes
+from bronet.train.distributed import Parameters
 from bronet.train.muon import muon_matrices
 from bronet.train.optimizers import build_optimizer
 from bronet.train.statistics import Tally
-from bronet.train.teacher import Teacher
+from bronet.train.teacher import new_teacher
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
 _WARM_UP = 3
@@ -40,9 +39,8 @@ _WARM_UP = 3
 class TrainStep:
     """The step of a recipe on a model; call it with the inputs of each step in turn.
 
-    It holds the recipe's optimiser, and Lookahead where the recipe has it. Several processes exchange numbers within a
-    step, which is not recorded: `recorded` is then False. Where parameters are sharded, `sharded_over` are the
-    processes that hold them. A recipe with a teacher needs one.
+    It holds the recipe's optimiser, and Lookahead and a teacher, which has learned nothing yet, where the recipe has
+    them. Several processes, those of the tally, exchange numbers within a step, which is then not recorded.
     """
 
     def __init__(
@@ -52,19 +50,10 @@ class TrainStep:
         tally: Tally,
         *,
         forward: nn.Module | None = None,
-        recorded: bool = True,
-        sharded_over: Processes | None = None,
-        teacher: Teacher | None = None,
     ) -> None:
-        if (teacher is None) != (recipe.loss.teacher == 0):
-            given = "none" if teacher is None else "one"
-            raise BronetError(
-                f"loss.teacher must be 0 without a teacher and more with one, got {recipe.loss.teacher} and {given}"
-            )
         optim = recipe.optim
-        self.recipe, self.model, self.tally, self.teacher = recipe, model, tally, teacher
+        self.recipe, self.model, self.tally = recipe, model, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
-        self.sharded_over = sharded_over
         self.parameters = Parameters(model.parameters())
         matrices = muon_matrices(model) if optim.name == "muon" else ()
         self.optimizer = build_optimizer(optim, self.parameters, matrices=matrices)
@@ -73,12 +62,13 @@ class TrainStep:
             if optim.lookahead_steps
             else None
         )
-        self.device = next(model.parameters()).device
+        self.device = tally.sums.device
+        self.teacher = new_teacher(recipe, self.device) if recipe.loss.teacher else None
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
         self.pixels: Tensor | None = None
         self.labels: Tensor | None = None
-        self.recordable = recorded and model.recordable
+        self.recordable = tally.processes.world == 1 and model.recordable
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -111,9 +101,7 @@ class TrainStep:
         self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *, emma_eps: float
     ) -> Float[Tensor, ""]:
         """Return the loss of a batch with the model as it is, in its own precision: for a diagnosis, not for a step."""
-        targets = self._targets(pixels, labels)
-        gap = self.model.gap_lipschitz()
-        return objective(self.recipe.loss, self.model(pixels), labels, gap, emma_eps=emma_eps, targets=targets)
+        return self._loss(pixels, labels, self.model(pixels), self.model.gap_lipschitz(), emma_eps)
 
     def _warm_up_or_record(self, pixels: Tensor, labels: Tensor) -> None:
         """Take an ordinary step on a side stream, as recording asks for; record after a few of them."""
@@ -139,8 +127,7 @@ class TrainStep:
         bf16 = recipe.train.precision == "bf16"
         with float32_products(tf32=bf16):
             logits, gap = self.forward(pixels)
-            targets = self._targets(pixels, labels)
-            loss = objective(recipe.loss, logits, labels, gap, emma_eps=self.eps, targets=targets)
+            loss = self._loss(pixels, labels, logits, gap, self.eps)
             self.parameters.drop_gradients()
             loss.backward()  # type: ignore[no-untyped-call]
             norm = self._clip(recipe.optim.clip_norm)
@@ -149,16 +136,17 @@ class TrainStep:
             step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
         )
 
-    def _targets(self, pixels: Tensor, labels: Tensor) -> Float[Tensor, "b k"] | None:
-        """Return what the teacher makes of the labels; None where there is no teacher."""
-        return None if self.teacher is None else self.teacher.targets(pixels, labels, share=self.recipe.loss.teacher)
+    def _loss(self, pixels: Tensor, labels: Tensor, logits: Tensor, gap: Tensor, eps: Tensor | float) -> Tensor:
+        recipe = self.recipe.loss
+        targets = None if self.teacher is None else self.teacher.targets(pixels, labels, share=recipe.teacher)
+        return objective(recipe, logits, labels, gap, emma_eps=eps, targets=targets)
 
     def _clip(self, largest: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
         parameters = self.parameters.take_gradients()
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.sharded_over is not None:
-            norm = self.sharded_over.sum(norm.square()).sqrt()
+        if self.parameters.sharded:
+            norm = self.tally.processes.sum(norm.square()).sqrt()
         if largest is not None:
             clip_grads_with_norm_(parameters, largest, norm)
         return norm
@@ -176,7 +164,8 @@ class TrainingForward(nn.Module):
         self.model = model
         self.power_iterations = recipe.train.power_iterations
         self.in_bf16 = recipe.train.precision == "bf16"
-        self.gap_has_gradient = _needs_gap(recipe.loss)
+        loss = recipe.loss
+        self.gap_has_gradient = loss.emma or (loss.name == "ce+cr" and loss.cr == "radius")
         self.estimates_beside = beside and not any(
             part.forward_uses_estimate for part in model.modules() if isinstance(part, LipschitzLayer)
         )
@@ -191,11 +180,6 @@ class TrainingForward(nn.Module):
         with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
             gap = self.model.gap_lipschitz()
         return logits, gap
-
-
-def _needs_gap(recipe: LossRecipe) -> bool:
-    """Return whether the loss's gradient flows through the Lipschitz constants of the model."""
-    return recipe.emma or (recipe.name == "ce+cr" and recipe.cr == "radius")
 
 
 def objective(
@@ -219,12 +203,7 @@ def objective(
         logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
     if recipe.name == "la":
         loss = logit_annealing(
-            logits,
-            labels,
-            temperature=recipe.temperature,
-            offset=recipe.offset,
-            beta=recipe.beta,
-            weights=weights,
+            logits, labels, temperature=recipe.temperature, offset=recipe.offset, beta=recipe.beta, weights=weights
         )
     elif recipe.name == "ce":
         loss = cross_entropy(logits, labels)
@@ -239,6 +218,4 @@ def emma_budget(recipe: LossRecipe, *, step: int, total_steps: int) -> float:
     """Return EMMA's eps in a step, counted from 0: linear over the first `emma_ramp` of training."""
     start, target = parse_budget(recipe.emma_start_eps), parse_budget(recipe.emma_eps)
     ramp_steps = recipe.emma_ramp * total_steps
-    if step >= ramp_steps:
-        return target
-    return start + (target - start) * step / ramp_steps
+    return target if step >= ramp_steps else start + (target - start) * step / ramp_steps

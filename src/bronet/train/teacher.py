@@ -72,9 +72,9 @@ def new_teacher(recipe: Recipe, device: torch.device) -> Teacher:
 
 
 class Lessons:
-    """The teacher's own training, on the run's first batches: plain SGD on the cross-entropy of an ordinary network.
+    """The teacher's own training, on the run's first `total_steps` batches: plain SGD on the cross-entropy.
 
-    `total_steps` is how many batches it takes. It is not saved: a resumed run trains it again, from the same seed.
+    It is not saved: a resumed run trains it again, from the same seed.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Lessons:
         teacher: Teacher,
         recipe: Recipe,
         batches: MixedBatches,
-        processes: Processes,
         *,
+        processes: Processes,
         display: Display,
         run: Path,
     ) -> None:
@@ -101,6 +101,7 @@ class Lessons:
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: _rate(step, self.total_steps))
         self.right, self.seen, self.accuracy = torch.zeros((), device=batches.device), 0, 0.0
+        self.epoch, self.line = 1, ""
         self.logits = torch.zeros((), device=batches.device)  # of the last step
 
     def step(self, batch: Batch, number: int) -> None:
@@ -121,17 +122,19 @@ class Lessons:
         if self.processes.any(not bool(self.logits.isfinite().all())):
             raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
         self.accuracy = float(self.processes.sum(self.right)) / (self.seen * self.processes.world)
-        self.display.before(self._line(step))
+        self.epoch = -(-step // self.steps_per_epoch)
+        self.line = f"teacher {self.epoch}/{self.epochs}  accuracy {self.accuracy:.1%}"
+        self.display.before(self.line)
 
     def end_epoch(self, epoch: int) -> None:
         """Show how far it is, and count anew."""
-        self.display.epoch(self._line(epoch * self.steps_per_epoch))
+        self.display.epoch(self.line)
         self.right.zero_()
         self.seen = 0
 
     def stop(self, step: int, signal_number: int) -> None:
         """End with `Interrupted`."""
-        message = f"stopped in epoch {self._epoch(step)} of {self.epochs} of the teacher, which will be trained again"
+        message = f"stopped in epoch {self.epoch} of {self.epochs} of the teacher, which will be trained again"
         raise Interrupted(message, run=self.run, signal_number=signal_number)
 
     def finish(self) -> float:
@@ -141,12 +144,6 @@ class Lessons:
         self.optimizer.zero_grad()
         self.teacher.eval().requires_grad_(False)
         return self.accuracy
-
-    def _epoch(self, step: int) -> int:
-        return -(-step // self.steps_per_epoch)
-
-    def _line(self, step: int) -> str:
-        return f"teacher {self._epoch(step)}/{self.epochs}  accuracy {self.accuracy:.1%}"
 
 
 def _average_gradients(teacher: Teacher, processes: Processes) -> None:
@@ -188,5 +185,4 @@ class _Residual(nn.Module):
         self.body = nn.Sequential(_convolution(width, width), _convolution(width, width))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        out: Tensor = x + self.body(x)
-        return out
+        return x + self.body(x)  # type: ignore[no-any-return]

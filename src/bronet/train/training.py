@@ -23,7 +23,7 @@ from bronet.train.loop import Interrupted, stop_requests, training_loop
 from bronet.train.optimizers import learning_rate
 from bronet.train.statistics import Display, Stopwatch, Tally, TensorBoard, validate
 from bronet.train.step import TrainingForward, TrainStep, emma_budget
-from bronet.train.teacher import Lessons, new_teacher
+from bronet.train.teacher import Lessons
 
 DIVERGED = 10.0
 """An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
@@ -70,9 +70,6 @@ class Training:
             model,
             self.tally,
             forward=forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp),
-            recorded=processes.world == 1,
-            sharded_over=processes if self.fsdp else None,
-            teacher=new_teacher(recipe, device) if recipe.loss.teacher else None,
         )
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None
         parts: dict[str, Stored | None] = {
@@ -102,7 +99,9 @@ class Training:
         accuracy, teacher = None, self.train_step.teacher
         with stop_requests() as stop, self.display.bar if self.display.live else nullcontext():
             if teacher is not None and first_step < self.total_steps:
-                lessons = Lessons(teacher, self.recipe, batches, processes, display=self.display, run=self.run.path)
+                lessons = Lessons(
+                    teacher, self.recipe, batches, processes=processes, display=self.display, run=self.run.path
+                )
                 first_batches = prepared_ahead(batches.between(0, lessons.total_steps), batches.device)
                 training_loop(lessons, first_batches, steps_per_epoch=count, stop=stop, processes=processes)
                 accuracy = lessons.finish()
@@ -211,15 +210,15 @@ class Training:
         is_main = self.processes.is_main  # it decides for all: the log that others read may be a line longer
         with self.average.in_place() if self.average is not None else nullcontext():
             budgets = [parse_budget(text) for text in names]
-            found = validate(self.model, self.held_out, budgets=budgets, processes=self.processes)
+            accuracy, *shares = validate(self.model, self.held_out, budgets=budgets, processes=self.processes)
             best = (entry.get(VALIDATION_KEY) for entry in self.run.logged())
             best_so_far = max((value for value in best if isinstance(value, float)), default=-1.0)
-            if self.processes.any(is_main and found.certified[0] > best_so_far):
+            if self.processes.any(is_main and shares[0] > best_so_far):
                 save_model(self.run.best_weights, self.model, recipe=self.recipe, writes=is_main)
         return {
-            "validation_accuracy": found.accuracy,
-            VALIDATION_KEY: found.certified[0],
-            "validation_certified": dict(zip(names, found.certified, strict=True)),
+            "validation_accuracy": accuracy,
+            VALIDATION_KEY: shares[0],
+            "validation_certified": dict(zip(names, shares, strict=True)),
         }
 
     @torch.no_grad()

@@ -36,7 +36,6 @@ from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.provenance import describe_run
 from bronet.train.checkpoint import check_recipe, save_model
 from bronet.train.distributed import Processes, joined_processes
-from bronet.train.optimizers import require_wholes
 from bronet.train.statistics import TensorBoard, require_tensorboard
 from bronet.train.training import Training
 
@@ -81,48 +80,29 @@ def train(
     """Train the recipe and return its folder, which then holds the final weights.
 
     Guaranteed: the same recipe gives the same bits on the same CPU with the same number of threads and processes,
-    interrupted and resumed or not. An existing run is refused unless `resume` or `overwrite` is set. The data
-    are loaded and the model is built before anything is written. Under torchrun every process calls this; after a
-    restart by torchrun the run goes on from its checkpoint.
+    interrupted and resumed or not. The data are loaded and the model is built before anything is written.
 
-    Args:
-        recipe: what to train; with `resume` it must equal the checkpoint's.
-        run_dir: the folder of the run, new unless `resume` or `overwrite`.
-        device: where data and model live.
-        data_dir: where the data set's files are; the embedded digits need none.
-        resume: go on from the run's checkpoint, or from the start if there is none yet.
-        overwrite: remove the run that is there.
-        progress: show a bar on a terminal and lines elsewhere.
-        command: what the record names as the command; this process's command line by default.
-        options: how it is carried out.
+    An existing run is refused unless it is to be replaced (`overwrite`), or to go on from its checkpoint, or from its
+    start if it has none yet (`resume`); its recipe must then be the same. `data_dir` holds the data set's files; the
+    embedded digits need none. `progress` shows a bar on a terminal and lines elsewhere. The record names `command`, by
+    default this process's command line. Under torchrun every process calls this; a restart by torchrun resumes.
     """
-    options = options or RunOptions()
-    checked = _checked_device(device, recipe)
-    require_wholes(recipe.optim, sharded=options.fsdp)
-    if options.track:
-        require_tensorboard()
-    with _deterministic(options.deterministic), joined_processes(checked) as (processes, place), ExitStack() as end:
+    options, folder = options or RunOptions(), Path(run_dir)
+    wanted = _checked_device(device, recipe, options)
+    with ExitStack() as end:
+        if options.deterministic:
+            end.enter_context(_deterministic())
+        processes, place = end.enter_context(joined_processes(wanted))
         if options.fsdp and processes.world == 1:
             raise BronetError(
                 "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
             )
-        folder = Path(run_dir)
-        run = RunFolder(folder)
-        resume = resume or (processes.restarts > 0 and run.recipe_file.exists())  # torchrun started them again
-        if resume:
-            run = open_run(folder)
-            check_recipe(run.recipe_file, run.recipe, recipe)
-            if run.weights.exists() and not run.checkpoint.exists() and not run.older_checkpoints():
-                raise BronetError(  # a rounded, copied or downloaded network
-                    f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they "
-                    "are (bronet certify), or train the recipe in another folder"
-                )
+        # torchrun may have started them again
+        resume = resume or (processes.restarts > 0 and RunFolder(folder).recipe_file.exists())
+        run = _run_to_resume(folder, recipe) if resume else RunFolder(folder)
+        source = Path(data_dir) if data_dir else None
         batches, held_out = open_training(
-            recipe,
-            device=place,
-            processes=processes,
-            data_dir=Path(data_dir) if data_dir else None,
-            workers=options.workers,
+            recipe, device=place, processes=processes, data_dir=source, workers=options.workers
         )
         # What is sharded need not fit on one device.
         first_place = torch.device("cpu") if options.fsdp else place
@@ -154,7 +134,8 @@ def train(
     return run
 
 
-def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:
+def _checked_device(device: torch.device | str, recipe: Recipe, options: RunOptions) -> torch.device:
+    """Return the device; one on which the recipe cannot be trained with these options is refused."""
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -164,16 +145,29 @@ def _checked_device(device: torch.device | str, recipe: Recipe) -> torch.device:
     if place.type == "cpu" and recipe.train.precision == "bf16":
         # No gain there, and some processors announce bf16 instructions that they then refuse to run.
         raise BronetError("train.precision must be float32 on a CPU, got bf16; train on cuda or change it")
+    if options.fsdp and recipe.optim.name == "muon":
+        raise BronetError(
+            "optim.name must be nadam or sgd where parameters are sharded (fsdp), got 'muon': "
+            "a part of a matrix cannot be orthogonalised"
+        )
+    if options.track:
+        require_tensorboard()
     return place
 
 
+def _run_to_resume(folder: Path, recipe: Recipe) -> RunFolder:
+    run = open_run(folder)
+    check_recipe(run.recipe_file, run.recipe, recipe)
+    if run.weights.exists() and not run.checkpoint.exists() and not run.older_checkpoints():
+        raise BronetError(  # a rounded, copied or downloaded network
+            f"a run to resume must have a checkpoint, but {run.path} has weights only; certify them as they are "
+            "(bronet certify), or train the recipe in another folder"
+        )
+    return run
+
+
 def open_training(
-    recipe: Recipe,
-    *,
-    device: torch.device,
-    processes: Processes,
-    data_dir: Path | None = None,
-    workers: int = 0,
+    recipe: Recipe, *, device: torch.device, processes: Processes, data_dir: Path | None = None, workers: int = 0
 ) -> tuple[MixedBatches, ImageSet | None]:
     """Return the batches of a run, and the held-out images if the recipe validates on them.
 
@@ -214,23 +208,21 @@ def _stream(found: ImageSet | FileSet, recipe: Recipe, device: torch.device, wor
 
 
 @contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def _deterministic() -> Iterator[None]:
     """Inside, allow only operations that repeat their bits on one GPU, at some cost in speed; a CPU always does.
 
     An operation that cannot raises an error. The same recipe then gives the same weights on the same kind of GPU with
     the same software; another GPU or version may differ, and so may another number of processes.
     CUDA must not have started without a fixed workspace: it is too late then, which is a `BronetError`.
     """
-    if not wanted:
-        yield
-        return
     found = os.environ.get(WORKSPACE_VARIABLE)
     if found not in FIXED_WORKSPACES and torch.cuda.is_initialized():
         raise BronetError(
             f"{WORKSPACE_VARIABLE} must be {WORKSPACE} before CUDA starts for a deterministic run, got {found}; "
             "set it in the environment of the program"
         )
-    os.environ[WORKSPACE_VARIABLE] = found if found in FIXED_WORKSPACES else WORKSPACE
+    if found not in FIXED_WORKSPACES:
+        os.environ[WORKSPACE_VARIABLE] = WORKSPACE
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
