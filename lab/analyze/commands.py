@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import Device, SplitOption, checked_folder, chosen_split, usable_device
+from bronet.cli.options import Device, SplitOption, chosen_split, out_option, usable_device
 from lab.tables.published import RESULTS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 DIGITS = Path("bronet-digits/digits")
-OutOption = Annotated[Path, typer.Option("--out", help="Folder to write to.", callback=checked_folder)]
+OutOption = Annotated[Path, out_option("Folder to write to.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of whatever is drawn at random.")]
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of published runs.")]
 OUT = Path("analysis")

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import Device, DeviceOption, checked_file, usable_device
+from bronet.cli.options import Device, DeviceOption, out_option, usable_device
 from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")]
-Out = Annotated[Path | None, typer.Option(help="A CSV file for the rows.", callback=checked_file)]
+Out = Annotated[Path | None, out_option("A CSV file for the rows.", file=True)]
 
 
 @app.callback()

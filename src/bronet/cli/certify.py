@@ -16,11 +16,11 @@ from bronet.cli.options import (
     RunArgument,
     Split,
     SplitOption,
-    checked_folder,
     checked_radii,
     chosen_split,
     command_for,
     opened_runs,
+    out_option,
     typed_command,
     usable_device,
 )
@@ -41,12 +41,7 @@ def certify(
         typer.Option("--pretrained", metavar="NAME", help="A pretrained network, by name or folder, in place of RUN."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Run folder of a pretrained network. Default: runs/NAME, with dashes.",
-            callback=checked_folder,
-        ),
+        Path | None, out_option("Run folder of a pretrained network. Default: runs/NAME, with dashes.")
     ] = None,
     eps: EpsOption = None,
     split: SplitOption = None,
@@ -97,12 +92,7 @@ def certify(
 
 
 def show_certificate(
-    run: "RunFolder",
-    console: "Console",
-    *,
-    split: Split = Split.TEST,
-    limit: int | None = None,
-    naive: bool = False,
+    run: "RunFolder", console: "Console", *, split: Split = Split.TEST, limit: int | None = None, naive: bool = False
 ) -> "Evidence":
     """Print the table of a certified run and where its rows are, and return what was certified."""
     from bronet.cli.console import sample_note, say, show_naive, show_results
@@ -120,8 +110,7 @@ def show_certificate(
 
 def verify(
     certificate: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json."),
+        Path, typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json.")
     ],
     *,
     device: DeviceOption = Device.AUTO,

@@ -4,7 +4,7 @@ Colours follow the terminal and the variable NO_COLOR, as rich does.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -43,27 +43,43 @@ def say(console: Console, line: str) -> None:
 
 @contextmanager
 def counting(console: Console, doing: str, *, things: str = "images") -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of doing something to things; the block calls what it gets with the numbers done and in all."""
+    """Show the progress of doing something to things; the block calls what it gets with the numbers done and in all.
+
+    Where the output is no terminal, a line is printed whenever another tenth is done.
+    """
+    shown = 0
+
+    def print_tenth(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = done * LINES_WITHOUT_TERMINAL // total
+        if tenth > shown:
+            shown = tenth
+            say(console, f"{doing}: {done:,} of {total:,} {things}")
+
     if not console.is_terminal:
-        yield _lines(console, doing, things)
+        yield print_tenth
         return
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn(doing),
-        BarColumn(bar_width=BAR_WIDTH),
-        MofNCompleteColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    with bar:
+    columns = (BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(SpinnerColumn(), TextColumn(doing), *columns, console=console) as bar:
         task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def show_results(console: Console, runs: Sequence[Evidence]) -> None:
     """Print the table of one run (a quantity per line) or of several (a run per line)."""
-    console.print(_one_run(runs[0]) if len(runs) == 1 else terminal_table(runs))
+    if len(runs) > 1:
+        console.print(terminal_table(runs))
+        return
+    certificate, statistics = runs[0].certificate, runs[0].statistics
+    title = f"{runs[0].name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
+    shares = {f"certified accuracy, radius {eps}": percent(share) for eps, share in statistics.certified.items()}
+    rows = {
+        "clean accuracy": percent(statistics.clean_accuracy),
+        **shares,
+        "median radius of the correct images": number_text(statistics.radius.median),
+        "Lipschitz bound of all layers before the head": bound_text(certificate.lipschitz),
+    }
+    console.print(_quantities(title, rows, style="bold"))
 
 
 def sample_note(images: int, *, split: Split) -> str:
@@ -76,14 +92,18 @@ def sample_note(images: int, *, split: Split) -> str:
 
 def show_naive(console: Console, naive: Evidence) -> None:
     """Print the accuracies of the literature's way, labelled."""
-    title = Text("By float32 and power iteration: NOT A PROOF")
-    table = Table(title=title, title_justify="left", show_header=False)
+    rows = {f"estimated at radius {eps}": percent(share) for eps, share in naive.statistics.certified.items()}
+    rows["median estimate of the correct images"] = number_text(naive.statistics.radius.median)
+    console.print(_quantities("By float32 and power iteration: NOT A PROOF", rows))
+
+
+def _quantities(title: str, rows: Mapping[str, str], *, style: str = "") -> Table:
+    table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    for eps, share in naive.statistics.certified.items():
-        table.add_row(f"estimated at radius {eps}", percent(share))
-    table.add_row("median estimate of the correct images", number_text(naive.statistics.radius.median))
-    console.print(table)
+    table.add_column(justify="right", style=style, no_wrap=True)
+    for what, value in rows.items():
+        table.add_row(what, value)
+    return table
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
@@ -94,31 +114,3 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
     for what, value in facts:
         table.add_row(Text(what), Text(value))
     return table
-
-
-def _one_run(run: Evidence) -> Table:
-    certificate, statistics = run.certificate, run.statistics
-    title = f"{run.name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
-    table = Table(title=Text(title), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right", style="bold", no_wrap=True)
-    table.add_row("clean accuracy", percent(statistics.clean_accuracy))
-    for eps, share in statistics.certified.items():
-        table.add_row(f"certified accuracy, radius {eps}", percent(share))
-    table.add_row("median radius of the correct images", number_text(statistics.radius.median))
-    table.add_row("Lipschitz bound of all layers before the head", bound_text(certificate.lipschitz))
-    return table
-
-
-def _lines(console: Console, doing: str, things: str) -> Callable[[int, int], None]:
-    """Return a function that prints a line whenever another tenth is done."""
-    shown = 0
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        tenth = done * LINES_WITHOUT_TERMINAL // total
-        if tenth > shown:
-            shown = tenth
-            say(console, f"{doing}: {done:,} of {total:,} {things}")
-
-    return show

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import RunArgument, checked_file, checked_folder, command_for, opened_runs
+from bronet.cli.options import RunArgument, command_for, opened_runs, out_option
 
 
 class FileFormat(StrEnum):
@@ -21,10 +21,7 @@ def export(
     *,
     format: Annotated[FileFormat, typer.Option("--format", help="The kind of file.")] = FileFormat.ONNX,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="The file. Default: model.onnx or model.pt2 in the run's folder.", callback=checked_file
-        ),
+        Path | None, out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
     ] = None,
 ) -> None:
     """Write the network as one file that runs without bronet.
@@ -58,10 +55,7 @@ def export(
 def round_weights(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", help="Run folder for the rounded weights.", callback=checked_folder),
-    ],
+    out: Annotated[Path, out_option("Run folder for the rounded weights.")],
 ) -> None:
     """Round the weights of a run to bf16, in a new run folder.
 

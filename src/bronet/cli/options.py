@@ -5,10 +5,10 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,31 +87,26 @@ def run_layer_files(paths: Sequence[Path]) -> None:
     """Run the Python files that --layers names, in order, and remember them for the commands that are recommended.
 
     The only way in which the command line runs code of the user, and only what the user names: recipes, checkpoints and
-    certificates never name a file to run.
+    certificates never name a file to run. Each is a module that hides no other, whatever its name.
     """
     _layer_files[:] = paths
     for path in paths:
-        _run_layer_file(path)
-
-
-def _run_layer_file(path: Path) -> None:
-    """Run a Python file as a module that hides no other, whatever its name; where it fails, one line says where."""
-    if path.suffix != ".py" or not path.is_file():
-        raise BronetError(f"--layers must be a Python file that registers layers, got {path}")
-    name = f"bronet_layers_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BronetError:
-        raise
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
-        where = f" in line {lines[-1]}" if lines else ""
-        raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
+        if path.suffix != ".py" or not path.is_file():
+            raise BronetError(f"--layers must be a Python file that registers layers, got {path}")
+        name = f"bronet_layers_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BronetError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == spec.origin]
+            where = f" in line {lines[-1]}" if lines else ""
+            raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
 
 
 def typed_command() -> str:
@@ -126,20 +121,17 @@ def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
     return shlex.join(["bronet", *options, *words.split(), str(run), *place])
 
 
-def checked_folder(out: Path | None) -> Path | None:
-    """Return a folder to write to; refuse one that cannot be made before the work is done, not after."""
-    if out is not None:
-        require_writable(out)
-    return out
+def out_option(help: str, *, file: bool = False) -> Any:
+    """Return the option --out; a folder or file that cannot be written is refused before the work, not after."""
 
+    def checked(out: Path | None) -> Path | None:
+        if out is not None and file and out.is_dir():
+            raise BronetError(f"--out must be a file, got the folder {out}; name a file in it")
+        if out is not None:
+            require_writable(out.parent if file else out)
+        return out
 
-def checked_file(out: Path | None) -> Path | None:
-    """Return a file to write; refuse one that cannot be made before the work is done, not after."""
-    if out is not None and out.is_dir():
-        raise BronetError(f"--out must be a file, got the folder {out}; name a file in it")
-    if out is not None:
-        require_writable(out.parent)
-    return out
+    return typer.Option("--out", help=help, callback=checked)
 
 
 def checked_radii(eps: Sequence[str] | None) -> tuple[str, ...]:
@@ -161,47 +153,34 @@ def opened_runs(*runs: Path, out: Path | None = None) -> Iterator[list["RunFolde
 
     If the block fails, a copy that was made for it is removed again, unless something was added to it.
     """
-    new: list[tuple[RunFolder, list[Path]]] = []
-    try:
-        folders = []
-        for run in runs:
-            folder, missing = _open_or_copy(run, out)
-            folders.append(folder)
-            if missing:
-                new.append((folder, missing))
-        yield folders
-    except Exception:
-        for folder, missing in new:
-            _remove_copy(folder, missing)
-        raise
+    with ExitStack() as stack:
+        yield [stack.enter_context(_opened_run(run, out)) for run in runs]
 
 
-def _open_or_copy(run: Path, out: Path | None) -> tuple["RunFolder", list[Path]]:
-    """Return the folder of a run, and the folders that were made for it, the innermost first."""
+@contextmanager
+def _opened_run(run: Path, out: Path | None) -> Iterator["RunFolder"]:
     from bronet.pretrained import find_network, unpack
-    from bronet.run.folder import RunFolder
+    from bronet.run.folder import RunFolder, remove_run
 
     folder = RunFolder(run)
     if folder.recipe_file.is_file():
         if out is not None:
             raise BronetError(f"--out is for pretrained networks, got the run {run}; its certificate goes beside it")
-        return folder, []
+        yield folder
+        return
     network = find_network(run)
     place = out or RUNS / network.name.replace("/", "-")
-    missing = [path for path in (place, *place.parents) if not path.exists()]
-    return unpack(network, place), missing
-
-
-def _remove_copy(run: "RunFolder", made: Sequence[Path]) -> None:
-    """Remove the files of an unpacked network and the folders that were made for it."""
-    from bronet.run.folder import remove_run
-
-    copied = {run.recipe_file, run.record, run.weights}
-    if set(run.path.iterdir()) <= copied:
-        remove_run(run)
-        with suppress(OSError):  # of a folder that holds something else by now
-            for folder in made[1:]:
-                folder.rmdir()
+    made = [path for path in (place, *place.parents) if not path.exists()]
+    copy = unpack(network, place)
+    try:
+        yield copy
+    except Exception:
+        if made and set(copy.path.iterdir()) <= {copy.recipe_file, copy.record, copy.weights}:
+            remove_run(copy)
+            with suppress(OSError):  # of a folder that holds something else by now
+                for path in made[1:]:
+                    path.rmdir()
+        raise
 
 
 def chosen_split(

@@ -11,8 +11,8 @@ from bronet.cli.options import (
     Device,
     DeviceOption,
     DownloadOption,
-    checked_folder,
     opened_runs,
+    out_option,
     usable_device,
 )
 
@@ -27,12 +27,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Certified runs.")],
     *,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Folder to write to. Default: report; of one run, report/ in its folder.",
-            callback=checked_folder,
-        ),
+        Path | None, out_option("Folder to write to. Default: report; of one run, report/ in its folder.")
     ] = None,
 ) -> None:
     """Draw tables, curve and HTML page of certified runs.
@@ -61,8 +56,7 @@ def report(
 
 def serve(
     runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN", help="Trained runs or networks. Default: runs/quickstart."),
+        list[Path] | None, typer.Argument(metavar="RUN", help="Trained runs or networks. Default: runs/quickstart.")
     ] = None,
     *,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = HOST,

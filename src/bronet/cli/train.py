@@ -3,6 +3,8 @@
 import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +18,8 @@ from bronet.cli.options import (
     DeviceOption,
     DownloadOption,
     SettingsOption,
-    checked_folder,
     command_for,
+    out_option,
     typed_command,
     usable_device,
 )
@@ -26,7 +28,6 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from bronet.recipe import Recipe
     from bronet.run.folder import RunFolder
-    from bronet.train import RunOptions
 
 QUICKSTART_RECIPE = "digits/quickstart"
 QUICKSTART_THREADS = 1
@@ -34,8 +35,7 @@ QUICKSTART_THREADS = 1
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option("--out", help="Run folder; an earlier quick start in it is replaced.")] = RUNS
-    / "quickstart",
+    out: Annotated[Path, out_option("Run folder; an earlier quick start in it is replaced.")] = RUNS / "quickstart",
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
 ) -> None:
     """Train, certify and report a small network in two minutes.
@@ -53,6 +53,7 @@ def quickstart(
     from bronet.report import write_summary
     from bronet.report.evidence import read_evidence
     from bronet.run.folder import RunFolder
+    from bronet.train import train as train_recipe
 
     earlier = RunFolder(out)
     if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
@@ -61,7 +62,8 @@ def quickstart(
     console, command = open_console(), typed_command()
     recipe = override(named_recipe(QUICKSTART_RECIPE), [f"train.seed={seed}"])
     say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
-    run = _train_or_exit(recipe, out, device="cpu", overwrite=True, command=command)
+    with _resumable():
+        run = train_recipe(recipe, out, device="cpu", overwrite=True, command=command)
     with counting(console, "certifying") as show:
         certify_run(run, command=command, progress=show)
     evidence = read_evidence(run)
@@ -82,10 +84,7 @@ def train(
         ),
     ],
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Run folder. Default: runs/NAME-OF-THE-RECIPE.", callback=checked_folder),
-    ] = None,
+    out: Annotated[Path | None, out_option("Run folder. Default: runs/NAME-OF-THE-RECIPE.")] = None,
     settings: SettingsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.")] = None,
     device: DeviceOption = Device.AUTO,
@@ -120,6 +119,7 @@ def train(
     began = time.perf_counter()
     from bronet.data import provide_images
     from bronet.train import RunOptions
+    from bronet.train import train as train_recipe
 
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
@@ -130,16 +130,18 @@ def train(
     place = usable_device(device)
     if download:
         provide_images(plan.data, "train", data_dir=data_dir, download=True)
-    run = _train_or_exit(
-        plan,
-        folder,
-        device=place,
-        data_dir=data_dir,
-        resume=resume,
-        overwrite=overwrite,
-        command=typed_command(),
-        options=RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp),
-    )
+    options = RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp)
+    with _resumable(data_dir):
+        run = train_recipe(
+            plan,
+            folder,
+            device=place,
+            data_dir=data_dir,
+            resume=resume,
+            overwrite=overwrite,
+            command=typed_command(),
+            options=options,
+        )
     if os.environ.get("RANK", "0") != "0":  # one of torchrun's processes speaks for all, and certifies alone
         return
     typer.echo(f"trained: {run.path}")
@@ -171,32 +173,13 @@ def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resum
     return recipe, out or RUNS / recipe.name.replace("/", "-")
 
 
-def _train_or_exit(
-    recipe: "Recipe",
-    folder: Path,
-    *,
-    device: str,
-    data_dir: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: str,
-    options: "RunOptions | None" = None,
-) -> "RunFolder":
-    """Train a recipe; a stop by a signal ends the process with the signal's status."""
+@contextmanager
+def _resumable(data_dir: Path | None = None) -> Iterator[None]:
+    """Let a signal that stops the training end the process with the signal's status, and say how to resume."""
     from bronet.train import Interrupted
-    from bronet.train import train as train_run
 
     try:
-        return train_run(
-            recipe,
-            folder,
-            device=device,
-            data_dir=data_dir,
-            resume=resume,
-            overwrite=overwrite,
-            command=command,
-            options=options,
-        )
+        yield
     except Interrupted as stopped:
         again = command_for("train --resume", stopped.run, data_dir=data_dir)
         typer.echo(f"{stopped.message}; resume with: {again}", err=True)
