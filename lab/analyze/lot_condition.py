@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from bronet.data import load_dataset
 from bronet.errors import BronetError
-from bronet.layers.rivals import LOTConv2d
+from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.models import build_model
+from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, inverse_square_roots
 from bronet.ortho.reflector import block_reflector
 from bronet.ortho.spd import scale_of
@@ -105,7 +106,7 @@ def _kernels(setting: LOTConditionSetting) -> list[tuple[Tensor, tuple[int, int]
     for layer in layers[1:]:  # those that keep the dimension, as in the paper
         nn.init.kaiming_normal_(layer.weight, generator=generator)
     watched = layers[-1]
-    grid = watched.windows((4, 4)).source.grid  # the digits' 8 x 8, halved once
+    grid = Windows.of((4, 4), watched.padding).source.grid  # the digits' 8 x 8, halved once
     before = watched.weight.detach().double().clone()
     train_for(model, recipe, load_dataset("digits", "train"), Budget(steps=setting.training_steps))
     return [(before, grid), (watched.weight.detach().double(), grid)]

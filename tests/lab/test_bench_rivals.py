@@ -10,7 +10,7 @@ import pytest
 
 from bronet import BronetError
 from bronet.layers import CONVOLUTIONS
-from bronet.layers.rivals import AOLConv2d
+from bronet.layers.rivals.spatial import AOLConv2d
 from bronet.records import read_rows
 from bronet.report.figures import figure_bytes
 from lab.bench import csv_text, equal_budget, json_text, layer_figures, layers

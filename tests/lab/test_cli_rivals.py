@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bronet.certificates.run import certify_run
 from bronet.cli import app as bronet
-from bronet.layers.rivals import LOTConv2d
+from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture

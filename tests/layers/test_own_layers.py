@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bronet.cli import app
 from bronet.errors import BronetError
 from bronet.layers import CONVOLUTIONS, Convolution, LipschitzLayer, register_convolution
-from bronet.layers.rivals import AOLConv2d
+from bronet.layers.rivals.spatial import AOLConv2d
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe, override
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture

@@ -9,8 +9,10 @@ from torch.testing import assert_close
 
 from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, create_convolution
-from bronet.layers.rivals import BCOPConv2d, CPLConv2d, LOTConv2d, SLLConv2d, SOCConv2d, StandardConv2d
-from bronet.layers.rivals.soc import NEGLIGIBLE, rest_of_series, skew_norm
+from bronet.layers.rivals.fourier import LOTConv2d
+from bronet.layers.rivals.potential import CPLConv2d, Key, SLLConv2d
+from bronet.layers.rivals.soc import NEGLIGIBLE, SOCConv2d, rest_of_series, skew_norm
+from bronet.layers.rivals.spatial import BCOPConv2d, StandardConv2d
 from bronet.ortho.orthogonal_maps import cayley
 from bronet.ortho.rescaling import absolute_sums
 from jacobian import singular_values
@@ -224,7 +226,7 @@ def test_cpl_proof_divides_by_a_proved_norm_where_the_estimate_is_too_small() ->
     with torch.no_grad():
         layer.weight.copy_(draw(3, 3, 3, 3))
         layer.power_vector.copy_(draw(*layer.power_vector.shape))  # no estimate at all
-    U = layer.derive(torch.float64).detach()
+    U = layer.derive(Key(torch.float64)).detach()
     assert singular_values(lambda x: nn.functional.conv2d(x, U, padding=1), (3, 5, 5)).max() > 1
     assert layer.lipschitz_bound((5, 5)) <= 1 + 1e-9
     assert_bound_holds(layer, 3, (5, 5))
@@ -298,7 +300,7 @@ def test_a_first_use_without_gradients_spoils_no_later_one(kind: str) -> None:
 
 def test_sums_are_counted_by_the_kernel_that_was_derived() -> None:
     class Wide(StandardConv2d):
-        def derive(self, key: object) -> Tensor:
+        def derive(self, key: torch.dtype) -> Tensor:
             return super().derive(key).repeat(1, 1, 7, 7)
 
     narrow, wide = StandardConv2d(1, 1, 1), Wide(1, 1, 1)

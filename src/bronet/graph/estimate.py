@@ -16,8 +16,8 @@ from bronet.errors import BronetError
 from bronet.graph import arithmetic, moves
 from bronet.graph.rules import targets_of
 from bronet.graph.tracing import is_single, traced
+from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
-from bronet.layers.block import Block
 
 Unit = Block | LipschitzLayer
 

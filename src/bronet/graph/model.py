@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 
 from bronet.errors import BronetError
 from bronet.graph.estimate import estimate, units_of
+from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
-from bronet.layers.block import Block
 from bronet.layers.execution import prepared
 from bronet.layers.head import Head
 

@@ -37,8 +37,8 @@ from bronet.graph.values import (
     part_of,
     sizes_of,
 )
+from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
-from bronet.layers.block import Block
 from bronet.proof.proved_map import ProvedMap
 
 # A proved map may differ from the operation by rounding, of which the weights' own precision is the coarsest.

@@ -18,8 +18,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from bronet.graph import arithmetic, moves
 from bronet.graph.faithful import UnreadableError
 from bronet.graph.rules import targets_of
+from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
-from bronet.layers.block import Block
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _HERE = str(Path(__file__).parent)

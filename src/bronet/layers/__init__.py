@@ -1,8 +1,7 @@
 """Layers: parameters, one forward each, and a proved Lipschitz bound on every one."""
 
-from bronet.layers.activation import Householder, MaxMin
+from bronet.layers.activation import Block, Householder, MaxMin
 from bronet.layers.base import LipschitzLayer, frozen
-from bronet.layers.block import Block
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro

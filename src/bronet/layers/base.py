@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.proof.proved_map import ProvedMap
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 IMAGE_AXES = 3  # channel, height, width
 
@@ -61,18 +62,18 @@ class OneLipschitz(LipschitzLayer):
         return 1.0
 
 
-class DerivedLayer(LipschitzLayer, Generic[T]):
-    """A layer whose weights are derived from its parameters: T is what `derive` returns."""
+class DerivedLayer(LipschitzLayer, Generic[K, T]):
+    """A layer whose weights T are derived from its parameters and a key K: the precision, perhaps the grid."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[Hashable, tuple[Hashable, T]] | None = None
+        self._kept: dict[K, tuple[Hashable, T]] | None = None
 
     @abstractmethod
-    def derive(self, key: Hashable) -> T:
-        """Compute the derived weights; `key` is whatever else they depend on, such as the grid."""
+    def derive(self, key: K) -> T:
+        """Compute the derived weights; `key` is all that they depend on besides the parameters."""
 
-    def derived(self, key: Hashable) -> T:
+    def derived(self, key: K) -> T:
         """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters.
 
         While torch.export traces, parameters may be stand-ins without memory: there the kept ones are taken as they
@@ -95,15 +96,14 @@ class DerivedLayer(LipschitzLayer, Generic[T]):
         """Whether the layer is inside `frozen`, so that no gradient is wanted for its parameters."""
         return self._kept is not None
 
-    def _derive_at_full_precision(self, key: Hashable) -> T:
-        device = next(self.parameters()).device.type
-        with without_autocast(device):
+    def _derive_at_full_precision(self, key: K) -> T:
+        with without_autocast(next(self.parameters()).device.type):
             return self.derive(key)
 
     def precision_for(self, x: Tensor) -> torch.dtype:
         """Return the precision of factorisations for an input: float64 for float64, else float32 at least."""
-        parameter = next(self.parameters())
-        return torch.promote_types(torch.float32, x.dtype if x.dtype == torch.float64 else parameter.dtype)
+        dtype = x.dtype if x.dtype == torch.float64 else next(self.parameters()).dtype
+        return torch.promote_types(torch.float32, dtype)
 
 
 @contextmanager

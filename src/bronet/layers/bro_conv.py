@@ -56,7 +56,7 @@ class _Key(NamedTuple):
     dtype: torch.dtype
 
 
-class BROConv2d(Convolution[Tensor], ReflectorLayer[Tensor]):
+class BROConv2d(Convolution[_Key, Tensor], ReflectorLayer[_Key, Tensor]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
@@ -84,8 +84,7 @@ class BROConv2d(Convolution[Tensor], ReflectorLayer[Tensor]):
         """Return the kernel that is reflected, computed in this precision."""
         return with_residual(self.weight.to(dtype), self.residual)
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, _Key)
+    def derive(self, key: _Key) -> Tensor:
         return reflector_factor(self.V(key.precision), key.geometry, dtype=key.dtype)
 
     def convolve(self, x: Tensor) -> Tensor:

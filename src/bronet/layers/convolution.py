@@ -8,17 +8,25 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers.base import IMAGE_AXES, DerivedLayer, checked_shape, require_channels, require_counts, require_shape
+from bronet.layers.base import (
+    IMAGE_AXES,
+    DerivedLayer,
+    K,
+    T,
+    checked_shape,
+    require_channels,
+    require_counts,
+    require_shape,
+)
 from bronet.layers.shape import require_multiples, unshuffle
 from bronet.proof.proved_map import ProvedMap
 
-T = TypeVar("T")
 PaddingMode = Literal["zeros", "circular"]
 
 
@@ -33,7 +41,7 @@ class Options:
     ridge: float | None
 
 
-class Convolution(DerivedLayer[T], Generic[T]):
+class Convolution(DerivedLayer[K, T], Generic[K, T]):
     """A Lipschitz layer from images (b, in_channels, h, w) to images of `out_channels`, of any size.
 
     All kinds share this constructor; a kind that cannot do what an argument asks for refuses it. No kind adds a bias to
@@ -203,4 +211,4 @@ class Convolution(DerivedLayer[T], Generic[T]):
         return h, w
 
 
-AnyConvolution = Convolution[Any]
+AnyConvolution = Convolution[Any, Any]

@@ -6,7 +6,7 @@ factored form: an m x m matrix is never formed, however wide the layer. `orthogo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from bronet.errors import BronetError
 from bronet.layers.base import (
     DerivedLayer,
+    T,
     batch_first,
     batch_last,
     like_input,
@@ -37,8 +38,6 @@ from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
-T = TypeVar("T")
-
 
 class DenseFactors(NamedTuple):
     """V and (V'V + e I)^-1."""
@@ -56,7 +55,7 @@ class _DenseInversion(Inversion):
         return list(dense_inverse(V, ridge=self.ridge).to(self.dtype).unbind())
 
 
-class _Dense(DerivedLayer[T]):
+class _Dense(DerivedLayer[torch.dtype, T]):
     """What the two dense layers share: sizes, checks, and the residual re-parameterisation."""
 
     def __init__(self, in_features: int, out_features: int, ridge: float) -> None:
@@ -84,7 +83,7 @@ class _Dense(DerivedLayer[T]):
         return f"{self.in_features}, {self.out_features}"
 
 
-class BROLinear(_Dense[DenseFactors], ReflectorLayer[DenseFactors]):
+class BROLinear(_Dense[DenseFactors], ReflectorLayer[torch.dtype, DenseFactors]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -110,8 +109,7 @@ class BROLinear(_Dense[DenseFactors], ReflectorLayer[DenseFactors]):
         self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
-    def derive(self, key: object) -> DenseFactors:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> DenseFactors:
         V = unit_scaled(self.V(key))
         return DenseFactors(V, dense_inverse(V, ridge=self.ridge))
 
@@ -150,7 +148,7 @@ class BROLinear(_Dense[DenseFactors], ReflectorLayer[DenseFactors]):
         return f"{super().extra_repr()}, rank={self.rank}"
 
 
-class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[Tensor]):
+class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
     """x -> W x with W = L^-1 V, L L' = V V' + ridge: (semi-)orthogonal rows, singular values at most one."""
 
     def __init__(
@@ -168,8 +166,7 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[Tensor]):
         self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
-    def source(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def source(self, key: torch.dtype) -> Tensor:
         return self.V(key)
 
     def derive_from(self, source: Tensor) -> Tensor:

@@ -1,35 +1,32 @@
-"""What layers derive from their parameters alone, computed ahead of the model's forward pass and beside it.
+"""What layers derive from their parameters alone, computed ahead of a model's forward pass, on a GPU in parallel to it.
 
-A small factorisation is bound by latency: twelve layers' worth in one batch take little longer than one layer's, and
-the pixels of earlier layers keep a GPU busy meanwhile. Each layer waits for its own only. Everything is computed from
-the parameters as they are at the start of one forward pass, and lives for that pass.
+A small factorisation is bound by latency: twelve layers' factorisations in one batch take little longer than one, and a
+GPU works on the pixels of earlier layers meanwhile. A layer waits only for its own result. Everything is computed from
+the parameters at the start of a forward pass and kept for that pass. On a CPU everything happens in turn.
 
 The inverses of reflectors need no gradient of their own, as a reflector's backward pass accounts for them; equal
-layers are inverted in a few batches. The backward pass of a weight with a gradient runs beside that of earlier layers.
-
-On a GPU this work goes on beside other work, on streams of its own; on a CPU everything happens in turn.
+layers are inverted in a few batches. A weight with a gradient has its backward pass on its own stream, too.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bronet.layers.base import DerivedLayer, without_autocast
+from bronet.layers.base import DerivedLayer, K, T, without_autocast
 
 
 class SideStream:
-    """A stream of a GPU that starts behind all work queued so far; work queued in it runs beside the current stream.
+    """A GPU stream that starts after all work queued so far and runs in parallel with the current stream.
 
-    A tensor computed there may be read after `wait`. Its memory belongs to its stream, and streams are few: another
-    user of this one, which need not wait for the reading, could be given the memory as soon as the tensor is let go of.
-    `keep_until_read` prevents that.
+    A tensor computed there may be read after `wait`. Its memory belongs to its stream: once the tensor is deleted,
+    later work there may be given the memory before the current stream has read it. `keep_until_read` prevents that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,12 +39,12 @@ class SideStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def wait(self) -> None:
-        """Let the current stream go on only behind what was queued here; the host does not wait."""
+        """Make the current stream wait for what was queued here; the host does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def keep_until_read(self, tensors: Iterable[Tensor]) -> None:
-        """Wait, and keep the memory of tensors computed here until the current stream has read them, even if let go of.
+        """Wait, and keep the memory of tensors computed here until the current stream has read them, even if deleted.
 
         A graph that is being recorded has memory of its own, which no other work is given.
         """
@@ -58,7 +55,7 @@ class SideStream:
 
 
 def side_by_side(tasks: Sequence[Callable[[], object]], device: torch.device) -> None:
-    """Run independent tasks, each beside the others: for tasks that are bound by latency."""
+    """Run independent tasks in parallel: for tasks that are bound by latency."""
     streams = [SideStream(device) for _ in tasks]
     for side, task in zip(streams, tasks, strict=True):
         with side():
@@ -67,9 +64,7 @@ def side_by_side(tasks: Sequence[Callable[[], object]], device: torch.device) ->
         side.wait()
 
 
-T = TypeVar("T")
-
-# What the inverses of one batch may take.
+# The memory that the inverses of one batch may take.
 _BATCH_BYTES = 2**29
 
 
@@ -86,7 +81,7 @@ class _Prepared(NamedTuple, Generic[T]):
         return self.value
 
 
-class PreparedLayer(DerivedLayer[T]):
+class PreparedLayer(DerivedLayer[K, T]):
     """A layer that has something to be computed ahead of its forward pass."""
 
     def __init__(self) -> None:
@@ -99,26 +94,26 @@ class PreparedLayer(DerivedLayer[T]):
         return self.sees_all_parameters and _device_of(self).type == "cuda" and not self.keeps_derived
 
 
-class PreparedWeightLayer(PreparedLayer[T]):
+class PreparedWeightLayer(PreparedLayer[K, T]):
     """A layer whose derived weight is computed ahead as a whole, gradient included: `derive_from(source(key))`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last_key: Hashable | None = None
+        self.last_key: K | None = None
         self.prepared_weight: _Prepared[T] | None = None
 
-    def derived(self, key: Hashable) -> T:
+    def derived(self, key: K) -> T:
         """Return the derived weight: the prepared one if it is this; remember the key for the next forward pass."""
         if self.keeps_derived:
             return super().derived(key)
         fits, self.last_key = key == self.last_key, key
         return self.prepared_weight.awaited() if fits and self.prepared_weight is not None else super().derived(key)
 
-    def derive(self, key: Hashable) -> T:
+    def derive(self, key: K) -> T:
         return self.derive_from(self.source(key))
 
     @abstractmethod
-    def source(self, key: Hashable) -> Tensor:
+    def source(self, key: K) -> Tensor:
         """Return what the weight is derived from, as the parameters have it."""
 
     @abstractmethod
@@ -139,7 +134,7 @@ class Inversion(ABC):
         """Return the inverse of the Gram matrices of each kernel, in one batch."""
 
 
-class ReflectorLayer(PreparedLayer[T]):
+class ReflectorLayer(PreparedLayer[K, T]):
     """A layer that can be given the inverse it needs; `inversion` is that of its last forward, None before it."""
 
     def __init__(self) -> None:
@@ -167,7 +162,7 @@ def prepared(module: nn.Module) -> Iterator[None]:
     reflectors = [layer for layer in layers if isinstance(layer, ReflectorLayer)]
     weighted = [layer for layer in layers if isinstance(layer, PreparedWeightLayer)]
     if weighted and dist.is_initialized():
-        weighted = []  # what averages gradients over processes would not wait for those computed beside the rest
+        weighted = []  # what averages gradients over processes would not wait for those of other streams
     works: list[SideStream] = []
     try:
         works.extend(_prepare_inverses(reflectors))
@@ -182,8 +177,8 @@ def prepared(module: nn.Module) -> Iterator[None]:
             layer.prepared_weight = None
 
 
-def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[SideStream]:
-    """Give every layer its weight, each beside the others."""
+def _prepare_weights(layers: Sequence[PreparedWeightLayer[K, T]]) -> Iterator[SideStream]:
+    """Give every layer its weight, all in parallel."""
     for layer in layers:
         if layer.last_key is not None:
             device = _device_of(layer)
@@ -197,9 +192,9 @@ def _prepare_weights(layers: Sequence[PreparedWeightLayer[T]]) -> Iterator[SideS
 
 
 @torch.no_grad()
-def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[SideStream]:
-    """Give every layer its inverse: equal layers in a few batches, all of these beside each other."""
-    groups: dict[Inversion, list[ReflectorLayer[T]]] = defaultdict(list)
+def _prepare_inverses(layers: Sequence[ReflectorLayer[K, T]]) -> Iterator[SideStream]:
+    """Give every layer its inverse: equal layers in a few batches, which run in parallel."""
+    groups: dict[Inversion, list[ReflectorLayer[K, T]]] = defaultdict(list)
     for layer in layers:
         if layer.inversion is not None:
             groups[layer.inversion].append(layer)
@@ -207,7 +202,7 @@ def _prepare_inverses(layers: Sequence[ReflectorLayer[T]]) -> Iterator[SideStrea
         yield from _invert_in_batches(inversion, group)
 
 
-def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[T]]) -> Iterator[SideStream]:
+def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[K, T]]) -> Iterator[SideStream]:
     """Give equal layers their inverses, in batches that double: the first layer need not wait for the last."""
     count, device = 1, _device_of(layers[0])
     while layers:

@@ -37,7 +37,7 @@ def convolve_patches(x: Tensor, kernel: Tensor, *, stride: int, padding: int) ->
     return (F.pad(kernel.flatten(1), (0, fill)) @ patches).view(h, w, kernel.shape[0], x.shape[0]).permute(3, 2, 0, 1)
 
 
-class LipschitzRegularizedConv2d(Convolution[Tensor]):
+class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
     """A zero-padded, strided convolution with a differentiable estimate and a proved bound of its norm.
 
     Guaranteed: the bound of the kernel as stored. Nothing holds it near one but a loss that sees the estimate.
@@ -75,9 +75,8 @@ class LipschitzRegularizedConv2d(Convolution[Tensor]):
             start_near_identity(self.weight, self.residual)
         nn.init.normal_(self.power_vector)
 
-    def derive(self, key: object) -> Tensor:
+    def derive(self, key: torch.dtype) -> Tensor:
         """Return the kernel that is convolved with, computed in the precision `key`."""
-        assert isinstance(key, torch.dtype)
         return with_residual(self.weight.to(key), self.residual)
 
     def convolve(self, x: Tensor) -> Tensor:

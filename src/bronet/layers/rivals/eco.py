@@ -28,7 +28,7 @@ from bronet.proof.spectral import absolute_norm, largest_singular_value
 _LARGEST_ANGLE = 256.0
 
 
-class ECOConv2d(Convolution[Tensor]):
+class ECOConv2d(Convolution[torch.dtype, Tensor]):
     """exp(V - V*) at each of the k^2 frequencies of the kernel's own grid; square, at max(c_in, c_out) channels.
 
     Guaranteed: orthogonal on images whose sides are multiples of k (after the stride) and with equal channels, up to
@@ -48,8 +48,7 @@ class ECOConv2d(Convolution[Tensor]):
         """Start from normals of variance 1 / (c k^2): angles of order one at every frequency."""
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[0] * self.kernel_size**2))
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> Tensor:
         k = self.kernel_size
         V = centred_spectrum(self.weight.to(key), (k, k), dense=True)
         skew = V - V.mH

@@ -8,7 +8,7 @@ that of the W_f as stored, times the stored basis' own defect; how W_f was made 
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -35,14 +35,38 @@ _CONVERGED = 1e-3
 
 
 class GridKey(NamedTuple):
-    """What derived weights depend on besides the parameters."""
+    """What matrices depend on besides the parameters."""
 
     grid: tuple[int, int]
     dense: bool
     dtype: torch.dtype
 
 
-class FourierConv2d(Convolution[Tensor]):
+class _SpectralConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
+    """A convolution that applies the matrices that `derive` returns, real blocks, between Fourier transforms."""
+
+    least_padding: ClassVar[int | None] = 1
+    weight: nn.Parameter
+
+    @abstractmethod
+    def apply_matrices(self, x: Tensor, matrices: Sequence[Tensor], basis: RealDFT) -> Tensor:
+        """Return the output for images x and the matrices in their precision."""
+
+    def convolve(self, x: Tensor) -> Tensor:
+        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding).source
+        dense = is_dense(window.grid, x.device)
+        matrices = [like_input(W, x) for W in self.derived(GridKey(window.grid, dense, self.precision_for(x)))]
+        basis = real_dft(window, dense=dense, dtype=matrices[0].dtype, device=x.device)
+        return self.apply_matrices(x, matrices, basis)
+
+    def proved_parts(self, size: tuple[int, int]) -> tuple[FourierFrame, tuple[Tensor, ...]]:
+        """Return the bases for images of this size and the matrices, in float64."""
+        windows = Windows.of(size, self.padding)
+        frame = FourierFrame.of(windows, self.weight.device)
+        return frame, self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+
+
+class FourierConv2d(_SpectralConv2d):
     """A convolution given by a matrix for each frequency; arguments as in `Convolution`.
 
     Where the channels differ (after the stride), the layer is semi-orthogonal. The parameter has `kernel_size` taps per
@@ -50,7 +74,6 @@ class FourierConv2d(Convolution[Tensor]):
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
-    least_padding: ClassVar[int | None] = 1
 
     def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
         k = self.kernel_size
@@ -65,29 +88,15 @@ class FourierConv2d(Convolution[Tensor]):
     def orthogonalize(self, V: Tensor) -> Tensor:
         """Return the matrices W of the parameter's complex matrices V, (f, c_out, c_in)."""
 
-    def spectrum(self, grid: tuple[int, int], *, dense: bool, dtype: torch.dtype) -> Tensor:
-        """Return the parameter's matrix at every frequency, computed in this precision."""
-        return centred_spectrum(with_residual(self.weight.to(dtype), self.residual), grid, dense=dense)
+    def derive(self, key: GridKey) -> tuple[Tensor, ...]:
+        V = centred_spectrum(with_residual(self.weight.to(key.dtype), self.residual), key.grid, dense=key.dense)
+        return (real_blocks(self.orthogonalize(V)),)
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, GridKey)
-        return real_blocks(self.orthogonalize(self.spectrum(key.grid, dense=key.dense, dtype=key.dtype)))
-
-    def convolve(self, x: Tensor) -> Tensor:
-        windows = self.windows((x.shape[-2], x.shape[-1]))
-        dense = is_dense(windows.source.grid, x.device)
-        W = like_input(self.derived(GridKey(windows.source.grid, dense, self.precision_for(x))), x)
-        basis = real_dft(windows.source, dense=dense, dtype=W.dtype, device=x.device)
-        return apply_spectrum(x, W, basis)
-
-    def windows(self, size: tuple[int, int]) -> Windows:
-        """Return where an image of this size lies on the padded grid."""
-        return Windows.of(size, self.padding)
+    def apply_matrices(self, x: Tensor, matrices: Sequence[Tensor], basis: RealDFT) -> Tensor:
+        return apply_spectrum(x, matrices[0], basis)
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
-        windows = self.windows(size)
-        frame = FourierFrame.of(windows, self.weight.device)
-        W = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+        frame, (W,) = self.proved_parts(size)
         remark, norm = self.remark(W), largest_singular_value(W)
         products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
         apply = lambda x: apply_spectrum(x, W, frame.source)  # noqa: E731
@@ -164,14 +173,7 @@ class LOTConv2d(FourierConv2d):
         )
 
 
-class Halves(NamedTuple):
-    """sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels, as real blocks."""
-
-    into: Tensor
-    out: Tensor
-
-
-class SandwichConv2d(Convolution[Halves]):
+class SandwichConv2d(_SpectralConv2d):
     """sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I (Wang and Manchester 2023).
 
     A nonlinear 1-Lipschitz convolution, its hidden layer of c_out channels; arguments as in `Convolution`, `padding` of
@@ -180,7 +182,6 @@ class SandwichConv2d(Convolution[Halves]):
     is at most 4 (t S - S^2) <= t^2, so the norm is at most t, the squared norm of (A, B) as stored.
     """
 
-    least_padding: ClassVar[int | None] = 1
     recordable: ClassVar[bool] = False
 
     def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
@@ -194,27 +195,21 @@ class SandwichConv2d(Convolution[Halves]):
         nn.init.zeros_(self.bias)
         nn.init.zeros_(self.log_psi)
 
-    def derive(self, key: object) -> Halves:
-        assert isinstance(key, GridKey)
+    def derive(self, key: GridKey) -> tuple[Tensor, ...]:
+        """Return sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels."""
         W = math.sqrt(2) * cayley(centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense))
-        return Halves(real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels]))
+        return real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels])
 
     def _shift(self, dtype: torch.dtype) -> Tensor:
         return (self.log_psi.to(dtype).exp() * self.bias.to(dtype))[:, None, None]
 
-    def convolve(self, x: Tensor) -> Tensor:
-        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding).source
-        dense = is_dense(window.grid, x.device)
-        derived = self.derived(GridKey(window.grid, dense, self.precision_for(x)))
-        into, out = (like_input(half, x) for half in derived)
-        basis = real_dft(window, dense=dense, dtype=into.dtype, device=x.device)
+    def apply_matrices(self, x: Tensor, matrices: Sequence[Tensor], basis: RealDFT) -> Tensor:
+        into, out = matrices
         hidden = F.relu(apply_spectrum(x, into, basis) + self._shift(x.dtype))
         return apply_spectrum(hidden, out, basis)
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
-        windows = Windows.of(size, self.padding)
-        frame = FourierFrame.of(windows, self.weight.device)
-        into, out = self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
+        frame, (into, out) = self.proved_parts(size)
         shift = self._shift(torch.float64)
         both = largest_singular_value(torch.cat((into.mT, out), dim=-2))
         lipschitz = up(both**2 / 2 * frame.norm**4)

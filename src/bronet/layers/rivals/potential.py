@@ -6,7 +6,7 @@ normalised U x; it stands for the published bias times the normalisation.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -32,6 +32,13 @@ _ESTIMATED_SIZE = (16, 16)
 _WIDEST_LOG_RATIO = 60.0
 
 
+class Key(NamedTuple):
+    """The precision of a kernel; the image size too where its normalisation depends on it."""
+
+    precision: torch.dtype
+    size: tuple[int, int] | None = None
+
+
 class BoundedKernel(NamedTuple):
     """A float64 kernel and a proved upper bound on the norm of its convolution."""
 
@@ -39,7 +46,7 @@ class BoundedKernel(NamedTuple):
     norm: float
 
 
-class PotentialConv2d(Convolution[Tensor]):
+class PotentialConv2d(Convolution[Key, Tensor]):
     """A nonlinear 1-Lipschitz layer that is square: it runs at max(c_in, c_out) channels, c_in after the stride.
 
     Arguments as in `Convolution`, kernel_size odd; missing channels are zeros, superfluous ones are dropped. U has
@@ -62,10 +69,6 @@ class PotentialConv2d(Convolution[Tensor]):
         """Make what brings |U| to one, like `weight` in device and dtype."""
 
     @abstractmethod
-    def derive(self, key: object) -> Tensor:
-        """Return U in the precision `key`, as training normalises it."""
-
-    @abstractmethod
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
         """Return U in float64 with a proved norm on images of this size."""
 
@@ -76,9 +79,9 @@ class PotentialConv2d(Convolution[Tensor]):
         y = x - 2 * convolve_kept_size(hidden, _adjoint(U), circular=self.circular)
         return y[:, : self.out_channels]
 
-    def key_for(self, x: Tensor) -> Hashable:
-        """Return what the kernel depends on besides the parameters, for activations at the layer's width."""
-        return self.precision_for(x)
+    def key_for(self, x: Tensor) -> Key:
+        """Return what U depends on besides the parameters, for activations at the layer's width."""
+        return Key(self.precision_for(x))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         U, norm = self.bounded_kernel(size)
@@ -143,20 +146,17 @@ class CPLConv2d(PotentialConv2d):
             v = torch.where(size > 0, moved / size, v)  # a zero kernel leaves the vector as it was
         self.power_vector.copy_(v)
 
-    def key_for(self, x: Tensor) -> Hashable:
-        precision, (h, w) = self.precision_for(x), x.shape[-2:]
-        return precision if self.training else (precision, (h, w))
+    def key_for(self, x: Tensor) -> Key:
+        return Key(self.precision_for(x), None if self.training else (x.shape[-2], x.shape[-1]))
 
-    def derive(self, key: object) -> Tensor:
-        if isinstance(key, torch.dtype):
-            return self._estimated(key)
-        assert isinstance(key, tuple)
-        precision, size = key
-        return self.bounded_kernel(size).kernel.to(precision)
+    def derive(self, key: Key) -> Tensor:
+        if key.size is None:
+            return self._estimated(key.precision)
+        return self.bounded_kernel(key.size).kernel.to(key.precision)
 
-    def _estimated(self, key: torch.dtype) -> Tensor:
+    def _estimated(self, dtype: torch.dtype) -> Tensor:
         """Return W over the estimate of its norm, in this precision."""
-        W, v = unit_scaled(self.weight.to(key)), self.power_vector.to(key)
+        W, v = unit_scaled(self.weight.to(dtype)), self.power_vector.to(dtype)
         estimate = convolve_kept_size(v, W, circular=True).norm() / v.norm()
         # Scaled to a largest entry of one, the norm is at least one: an estimate below is no estimate yet.
         return W / estimate.clamp_min(1.0)
@@ -198,9 +198,8 @@ class SLLConv2d(PotentialConv2d):
         q = (log_q - log_q.detach().max()).clamp_min(-_WIDEST_LOG_RATIO).exp()
         return rescaled(self.weight.to(dtype).transpose(0, 1), q)
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
-        return self._rescaled(key).kernel.transpose(0, 1)
+    def derive(self, key: Key) -> Tensor:
+        return self._rescaled(key.precision).kernel.transpose(0, 1)
 
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
         kernel, weights = self._rescaled(torch.float64)

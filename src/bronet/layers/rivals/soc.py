@@ -31,7 +31,7 @@ LARGEST_KERNEL = 501
 """Terms of the series grow up to e^(0.7 k) before they shrink, which must stay far below the largest float64."""
 
 
-class SOCConv2d(Convolution[Tensor]):
+class SOCConv2d(Convolution[torch.dtype, Tensor]):
     """x -> sum over j < terms of A^j x / j!, A skew-symmetric of norm at most 0.7 k, at max(c_in, c_out) channels.
 
     Guaranteed: norm at most 1 + the truncated rest of the series, for every parameter and image size. The bound and the
@@ -59,8 +59,7 @@ class SOCConv2d(Convolution[Tensor]):
         """
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[0]))
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> Tensor:
         return skew_kernel(self.weight.to(key))
 
     def convolve(self, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from bronet.proof.convolution import (
 from bronet.proof.proved_map import Product, ProvedMap, linear
 
 
-class SpatialConv2d(Convolution[Tensor]):
+class SpatialConv2d(Convolution[torch.dtype, Tensor]):
     """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, k odd; arguments as in `Convolution`.
 
     Its parameter has the shape of the kernel, unless `make_parameters` says otherwise.
@@ -45,7 +45,7 @@ class SpatialConv2d(Convolution[Tensor]):
         self.weight = nn.Parameter(empty(self.out_channels, self.inner_channels, k, k))
 
     @abstractmethod
-    def derive(self, key: object) -> Tensor:
+    def derive(self, key: torch.dtype) -> Tensor:
         """Return the kernel in the precision `key`."""
 
     def kernel_norm(self, kernel: Tensor, size: tuple[int, int]) -> float:
@@ -71,8 +71,7 @@ class AOLConv2d(SpatialConv2d):
         """Start at the identity kernel, where the rescaling does nothing."""
         nn.init.dirac_(self.weight)
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> Tensor:
         return self._rescaled(key).kernel
 
     def _rescaled(self, dtype: torch.dtype) -> Rescaled:
@@ -97,8 +96,7 @@ class StandardConv2d(SpatialConv2d):
         """Start from normals that keep the variance (Kaiming, linear)."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> Tensor:
         return self.weight.to(key)
 
 
@@ -125,8 +123,7 @@ class BCOPConv2d(SpatialConv2d):
             for half in self.halves if self.halves is not None else ():
                 half.copy_(nn.init.orthogonal_(half.float()))
 
-    def derive(self, key: object) -> Tensor:
-        assert isinstance(key, torch.dtype)
+    def derive(self, key: torch.dtype) -> Tensor:
         halves = self.halves.to(key) if self.halves is not None else None
         return bcop_kernel(self.core.to(key), halves, steps=self.steps)
 
