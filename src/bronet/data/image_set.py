@@ -161,7 +161,15 @@ def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str
     folders = list(class_names_below(root))
     if len(folders) != expected:
         raise BronetError(f"{root} must hold {expected} class folders, got {len(folders)}: is it whole?")
-    labels_of = _labels(folders, tuple(classes) or tuple(folders), root)
+    names = tuple(classes) or tuple(folders)
+    labels_of = {name: position for position, name in enumerate(names)}
+    if set(folders) != set(names):
+        labels_of = {folder: int(folder) for folder in folders if folder.isdecimal()}
+        if sorted(labels_of.values()) != list(range(len(names))):
+            strange = sorted(set(folders) - set(names))[0]
+            raise BronetError(
+                f"class folders in {root} must be named like the classes or numbered from 0, got {strange}"
+            )
     paths: list[bytes] = []
     labels: list[int] = []
     for folder in folders:
@@ -170,18 +178,7 @@ def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str
             raise BronetError(f"class folder {root / folder} must hold images, got none: is the data set whole?")
         paths += [os.fsencode(f"{folder}/{file}") for file in found]
         labels += [labels_of[folder]] * len(found)
-    names = tuple(classes) or tuple(folders)
     return FileSet(name, root, np.array(paths, dtype=bytes), torch.tensor(labels, dtype=torch.int64), names)
-
-
-def _labels(folders: list[str], classes: tuple[str, ...], root: Path) -> dict[str, int]:
-    if set(folders) == set(classes):
-        return {name: position for position, name in enumerate(classes)}
-    numbers = {folder: int(folder) for folder in folders if folder.isdecimal()}
-    if sorted(numbers.values()) == list(range(len(classes))):
-        return numbers
-    strange = sorted(set(folders) - set(classes))[0]
-    raise BronetError(f"class folders in {root} must be named like the classes or numbered from 0, got {strange}")
 
 
 def _images_below(folder: Path) -> list[str]:
