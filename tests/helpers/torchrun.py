@@ -63,3 +63,11 @@ def largest_difference(first: Path, second: Path, name: str = "model.safetensors
         if not key.startswith("optimizer.") and key != "tally"
     ]
     return float(torch.stack(differences).max())
+
+
+def dealt_out(folder: Path, *words: str, processes: int = 2, restarts: int = 0) -> subprocess.Popen[str]:
+    """Start a command in several processes, in a folder."""
+    command = [*torchrun_words(processes, f"--max-restarts={restarts}"), "-m", "bronet", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

@@ -7,7 +7,7 @@ bound, a file of rows or this program is wrong, and no report may hide it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from bronet.recipe.schema import parse_budget
 from bronet.records import as_plain
 from bronet.run.attack_rows import (
     AttackFacts,
+    AttackPart,
     AttackPlan,
     AttackRow,
     read_attack,
@@ -39,6 +40,7 @@ from bronet.run.attack_rows import (
 )
 from bronet.run.certificate import check_rows, network_hashes, read_certificate, read_certificate_rows
 from bronet.run.folder import RunFolder, open_run
+from bronet.run.shares import ALONE, POLL_SECONDS, Parts, Share, ShareDone
 from bronet.run.weights import load_model
 
 PREFLIGHT_IMAGES = 64
@@ -145,6 +147,7 @@ def attack_run(
     command: str = "",
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
+    share: Share = ALONE,
 ) -> AttackedRun:
     """Attack the first images of a split and write a row for each; go on from the rows that are there.
 
@@ -153,6 +156,9 @@ def attack_run(
     An attack that is finished is not repeated, and keeps its facts. Raises `CertificateBrokenError`, after writing the
     row, at the first image whose class changed inside its certified radius: the recorded one where the run has a
     certificate of these images, else one proved now.
+
+    Batches are dealt out over the processes of which `share` is one: each calls this, the first writes the rows of all,
+    and the others raise `ShareDone`.
     """
     if plan.attack == "autoattack":
         require_autoattack()
@@ -172,35 +178,71 @@ def attack_run(
         warnings=(),
         seconds=0.0,
     )
-    rows, facts = ([], now) if overwrite else _so_far(path, facts_path, now)
-    _stop_if_refuted(rows, path)
-    done = {row.index for row in rows}
-    waiting = [i for i in range(len(images)) if i not in done]
-    if waiting:
-        model = load_model(run, device=device)
-        target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
-        earlier, start = facts.seconds, time.perf_counter()
-        with frozen(model):
-            warnings = target.warnings()
-            for line in warnings:
-                if warn is not None:
-                    warn(line)
-            facts = replace(now, warnings=tuple(warnings), seconds=earlier)
-            if not rows:  # those of an earlier attack must never stand beside the facts of this one
-                facts_path.unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-            write_attack(facts_path, facts)
-            for index in torch.tensor(waiting).split(plan.batch_size):
-                rows = sorted([*rows, *target.attack(plan, index)], key=lambda row: row.index)
-                write_attack_rows(path, rows)
-                facts = replace(facts, seconds=round(earlier + time.perf_counter() - start, 3))
+    anew = overwrite and not share.restarts
+    parts = Parts(path, [plan.__dict__, network, images_hash(images), images.images.device.type], share)
+    with parts.collecting():
+        rows, facts = ([], now) if anew else _so_far(path, facts_path, now)
+        _stop_if_refuted(rows, path)
+        waiting = sorted(set(range(len(images))) - {row.index for row in rows})
+        if waiting:
+            model = load_model(run, device=device)
+            target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
+            with frozen(model):
+                if not share.is_main:
+                    for index in _to_attack(plan, waiting, parts):
+                        parts.put(int(index[0]), AttackPart(tuple(target.attack(plan, index))))
+                    raise ShareDone
+                facts = replace(now, warnings=tuple(target.warnings()), seconds=facts.seconds)
+                for line in facts.warnings:
+                    if warn is not None:
+                        warn(line)
+                if not rows:  # those of an earlier attack must never stand beside the facts of this one
+                    facts_path.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
                 write_attack(facts_path, facts)
-                _stop_if_refuted(rows, path)
-                if progress is not None:
-                    progress(len(rows), len(images))
-    facts = finished(facts, rows, pixels=images.images[0].numel())
-    write_attack(facts_path, facts)
+                so_far = rows, facts
+                for rows, facts in _collected(target, plan, waiting, so_far, parts):
+                    write_attack_rows(path, rows)
+                    write_attack(facts_path, facts)
+                    _stop_if_refuted(rows, path)
+                    if progress is not None:
+                        progress(len(rows), len(images))
+        if not share.is_main:
+            raise ShareDone
+        facts = finished(facts, rows, pixels=images.images[0].numel())
+        write_attack(facts_path, facts)
     return AttackedRun(rows, facts, path)
+
+
+def _to_attack(plan: AttackPlan, waiting: list[int], parts: Parts) -> Iterator[Int[Tensor, " b"]]:
+    """Yield the batches that this process is to attack, as long as nobody has."""
+    for index in torch.tensor(waiting).split(plan.batch_size):
+        if parts.wants(int(index[0]), plan.batch_size):
+            yield index
+
+
+def _collected(
+    target: Target, plan: AttackPlan, waiting: list[int], so_far: tuple[list[AttackRow], AttackFacts], parts: Parts
+) -> Iterator[tuple[list[AttackRow], AttackFacts]]:
+    """Attack the first process's batches, and yield all rows with their facts whenever any process has some."""
+    rows, facts = so_far
+    start, known, taken = time.perf_counter(), {row.index: row for row in rows}, set[int]()
+
+    def merged(found: list[AttackRow]) -> tuple[list[AttackRow], AttackFacts]:
+        for first in parts.there() - taken:
+            found += parts.take(AttackPart, first).rows
+            taken.add(first)
+        known.update({row.index: row for row in found})
+        seconds = round(facts.seconds + time.perf_counter() - start, 3)
+        return [known[i] for i in sorted(known)], replace(facts, seconds=seconds)
+
+    for index in _to_attack(plan, waiting, parts):
+        yield merged(target.attack(plan, index))
+    while not set(waiting) <= known.keys():
+        if parts.there() - taken:
+            yield merged([])
+        else:
+            time.sleep(POLL_SECONDS)
 
 
 def finished(facts: AttackFacts, rows: list[AttackRow], *, pixels: int) -> AttackFacts:

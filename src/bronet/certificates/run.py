@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from bronet.run.certificate import (
     write_certificate_rows,
 )
 from bronet.run.folder import CertificateFiles, RunFolder, open_run
+from bronet.run.shares import ALONE, POLL_SECONDS, Parts, Share, ShareDone
 from bronet.run.weights import load_model
 
 Progress = Callable[[int, int], None]
@@ -48,7 +49,7 @@ POWER_STEPS = 500
 class CertifiedRun:
     """What certifying a run gave: the rows and the certificate beside them."""
 
-    rows: list[Row]
+    rows: tuple[Row, ...]
     certificate: CertificateFile
 
 
@@ -65,6 +66,7 @@ def certify_run(
     batch_size: int | None = None,
     command: str = "",
     progress: Progress | None = None,
+    share: Share = ALONE,
 ) -> CertifiedRun:
     """Prove the radius of every image of a split and write the rows into the run's folder.
 
@@ -72,6 +74,9 @@ def certify_run(
     certificate says so; `targeted` also writes how far each image is from each class. With `download`, archives that
     are missing are fetched. `batch_size` images are computed at once, by default as many as suit the device. `progress`
     is called after every batch.
+
+    Batches are dealt out over the processes of which `share` is one: each calls this, the first returns what all have
+    proved, and the others raise `ShareDone`. A certifying that was stopped goes on from the batches that are there.
     """
     run = open_run(run)
     recipe = run.recipe
@@ -87,31 +92,34 @@ def certify_run(
     start = time.perf_counter()
     network = prove(model)
     at_once = images_at_once(images.images.device, batch_size)
-    result = certify_images(model, network, images, batch_size=at_once, progress=progress)
-    seconds = time.perf_counter() - start
-    if file_hash(run.weights) != weights:
-        raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
-    certificate = CertificateFile(
-        data=recipe.data.name,
-        split=split,
-        images=len(images),
-        classes=tuple(images.classes),
-        pixels=math.prod(images.images.shape[1:]),
-        eps=tuple(budgets),
-        lipschitz=network.lipschitz,
-        layers=layer_bounds(network, model),
-        rounding=Rounding(worst=max(result.rounding), median=statistics.median(result.rounding)),
-        soundness_cost=soundness_cost(result.rows),
-        precision="float64",
-        device=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
-        seconds=round(seconds, 3),
-        command=command,
-        weights_sha256=weights,
-        recipe_sha256=file_hash(run.recipe_file),
-        images_sha256=images_hash(images),
-        rows_sha256="",
-    )
-    return _write(run.certificate(split), result, certificate, targeted=targeted)
+    files, recipe_hash, pixels_hash = run.certificate(split), file_hash(run.recipe_file), images_hash(images)
+    parts = Parts(files.rows, [weights, recipe_hash, pixels_hash, at_once, targeted, images.images.device.type], share)
+    with parts.collecting():
+        result = _dealt_out(model, network, images, parts=parts, at_once=at_once, targeted=targeted, progress=progress)
+        seconds = time.perf_counter() - start
+        if file_hash(run.weights) != weights:
+            raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
+        certificate = CertificateFile(
+            data=recipe.data.name,
+            split=split,
+            images=len(images),
+            classes=tuple(images.classes),
+            pixels=math.prod(images.images.shape[1:]),
+            eps=tuple(budgets),
+            lipschitz=network.lipschitz,
+            layers=layer_bounds(network, model),
+            rounding=Rounding(worst=max(result.rounding), median=statistics.median(result.rounding)),
+            soundness_cost=soundness_cost(result.rows),
+            precision="float64",
+            device=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
+            seconds=round(seconds, 3),
+            command=command,
+            weights_sha256=weights,
+            recipe_sha256=recipe_hash,
+            images_sha256=pixels_hash,
+            rows_sha256="",
+        )
+        return _write(files, result, certificate, targeted=targeted)
 
 
 def _write(
@@ -136,30 +144,61 @@ def _write(
 class CertifiedImages:
     """Rows, and beside each the amount that rounding took from a margin and the radius towards each class."""
 
-    rows: list[Row]
-    rounding: list[float]
-    targeted: list[list[float]]
+    rows: tuple[Row, ...]
+    rounding: tuple[float, ...]
+    targeted: tuple[tuple[float, ...], ...]
 
 
-def certify_images(
+def _dealt_out(
     model: CertifiableModel,
     network: ProvedNetwork,
     images: ImageSet,
     *,
-    batch_size: int,
-    progress: Progress | None = None,
+    parts: Parts,
+    at_once: int,
+    targeted: bool,
+    progress: Progress | None,
 ) -> CertifiedImages:
-    """Return what is proved of every image, and the radius of the literature beside it."""
+    """Certify this process's batches and return those of all; raise `ShareDone` in every process but the first."""
+    firsts = range(0, len(images), at_once)
+    mine = [first for first in firsts if parts.wants(first, at_once)]
+    for first, proved in zip(mine, certify_images(model, network, images, mine, at_once=at_once), strict=True):
+        parts.put(first, proved if targeted else replace(proved, targeted=()))
+        _show(parts, firsts, at_once, len(images), progress if parts.share.is_main else None)
+    if not parts.share.is_main:
+        raise ShareDone
+    while not set(firsts) <= parts.there():
+        _show(parts, firsts, at_once, len(images), progress)
+        time.sleep(POLL_SECONDS)
+    _show(parts, firsts, at_once, len(images), progress if parts.share.world > 1 else None)
+    whole = [parts.take(CertifiedImages, first) for first in firsts]
+    return CertifiedImages(
+        tuple(row for part in whole for row in part.rows),
+        tuple(amount for part in whole for amount in part.rounding),
+        tuple(radii for part in whole for radii in part.targeted),
+    )
+
+
+def _show(parts: Parts, firsts: range, at_once: int, images: int, progress: Progress | None) -> None:
+    """Tell how many images all processes have certified."""
+    if progress is not None:
+        progress(sum(min(at_once, images - first) for first in parts.there() & set(firsts)), images)
+
+
+def certify_images(
+    model: CertifiableModel, network: ProvedNetwork, images: ImageSet, firsts: Iterable[int], *, at_once: int
+) -> Iterator[CertifiedImages]:
+    """Yield what is proved of each batch of images, and the radius of the literature beside it."""
     gap = naive_gap_lipschitz(model)
-    result = CertifiedImages([], [], [])
     with frozen(model):
-        for index in torch.arange(len(images), device=images.labels.device).split(batch_size):
+        for first in firsts:
+            index = torch.arange(first, min(first + at_once, len(images)), device=images.labels.device)
             pixels = images.pixels(index, dtype=torch.float64)
             proved = network.certify(pixels)
             naive = naive_radius(model, pixels, gap)
             columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius, naive)
-            for i, label, prediction, margin, radius, estimate in zip(*(c.tolist() for c in columns), strict=True):
-                row = Row(
+            rows = [
+                Row(
                     index=i,
                     label=label,
                     prediction=prediction,
@@ -168,12 +207,10 @@ def certify_images(
                     radius=radius,
                     naive_radius=estimate,
                 )
-                result.rows.append(row)
-            result.rounding.extend(proved.rounding.tolist())
-            result.targeted.extend(proved.targeted.tolist())
-            if progress is not None:
-                progress(len(result.rows), len(images))
-    return result
+                for i, label, prediction, margin, radius, estimate in zip(*(c.tolist() for c in columns), strict=True)
+            ]
+            targeted = tuple(tuple(radii) for radii in proved.targeted.tolist())
+            yield CertifiedImages(tuple(rows), tuple(proved.rounding.tolist()), targeted)
 
 
 def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:

@@ -22,6 +22,7 @@ from bronet.cli.options import (
     typed_command,
     usable_device,
 )
+from bronet.run.shares import Share, ShareDone
 
 DEFAULT_EPS = "36/255"
 
@@ -107,7 +108,10 @@ def attack(
                         command=typed_command(),
                         progress=show,
                         warn=lambda line: say(console, f"warning: {line}"),
+                        share=Share.of_this_process(),
                     )
+            except ShareDone:
+                continue
             except CertificateBrokenError as error:
                 typer.echo(f"broken: {error}", err=True)
                 raise typer.Exit(ExitStatus.BROKEN_CERTIFICATE) from None
@@ -121,5 +125,5 @@ def attack(
             ]
             console.print(facts_table(facts))
             say(console, f"rows:    {result.path}")
-    if split is Split.SAMPLE or len(images) == limit:
+    if Share.of_this_process().is_main and (split is Split.SAMPLE or len(images) == limit):
         say(console, sample_note(len(images), split=split))

@@ -25,6 +25,7 @@ from bronet.cli.options import (
     usable_device,
 )
 from bronet.errors import BronetError
+from bronet.run.shares import Share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,6 +87,7 @@ def certify(
                 download=download,
                 command=typed_command(),
                 progress=show,
+                share=Share.of_this_process(),
             )
         show_certificate(folder, console, split=split, limit=limit, naive=naive)
     say(console, f"next:    {command_for('report', folder.path)}")

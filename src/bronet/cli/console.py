@@ -15,6 +15,7 @@ from rich.text import Text
 from bronet.cli.options import Split
 from bronet.report.evidence import Evidence
 from bronet.report.table import number_text, percent, terminal_table
+from bronet.run.shares import Share
 from bronet.wording import bound_text
 
 PIPE_WIDTH = 200
@@ -30,7 +31,7 @@ LARGEST_VARIANCE = 0.25
 
 def open_console() -> Console:
     """Return a console on stdout."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=not Share.of_this_process().is_main)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

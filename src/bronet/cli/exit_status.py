@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from bronet.errors import BronetError
+from bronet.run.shares import ShareDone
 
 SYSTEM_REFUSALS = frozenset(
     {
@@ -40,6 +41,10 @@ EXPECTED = "Input should be "
 REFUSED_VALUE = re.compile(r"input_value=(.+), input_type=")
 
 
+DEALT_OUT = frozenset({"train", "certify", "attack"})
+"""Commands that the processes of torchrun share; of any other, the first does the work."""
+
+
 class ExitStatus(IntEnum):
     """Statuses besides success and those of a signal."""
 
@@ -58,6 +63,15 @@ class Commands(TyperGroup):
         except UsageError as error:
             raise _usage_error(error) from None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; torchrun's processes other than the first end here, unless they share its work."""
+        found = super().resolve_command(ctx, args)
+        if found[0] not in DEALT_OUT:
+            if os.environ.get("RANK", "0") != "0":
+                raise typer.Exit
+            os.environ.pop("WORLD_SIZE", None)  # so that the first waits for nobody
+        return found
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; a fault of this program passes through with its traceback."""
         try:
@@ -66,6 +80,8 @@ class Commands(TyperGroup):
             raise _exit_with(f"error: {error}", ExitStatus.USER_ERROR) from None
         except UsageError as error:
             raise _usage_error(error) from None
+        except ShareDone:
+            raise typer.Exit from None
         except KeyboardInterrupt:
             raise _exit_with("interrupted", ExitStatus.CTRL_C) from None
         except OSError as error:

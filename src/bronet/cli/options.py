@@ -1,8 +1,10 @@
 """Arguments that several commands share, each declared once, and what they stand for."""
 
 import importlib.util
+import os
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +16,7 @@ import typer
 
 from bronet.errors import BronetError
 from bronet.files import require_writable
+from bronet.run.shares import POLL_SECONDS, Share
 
 if TYPE_CHECKING:
     from bronet.recipe import DataRecipe
@@ -170,6 +173,8 @@ def _opened_run(run: Path, out: Path | None) -> Iterator["RunFolder"]:
         return
     network = find_network(run)
     place = out or RUNS / network.name.replace("/", "-")
+    while not Share.of_this_process().is_main and not RunFolder(place).weights.exists():  # torchrun's first copies it
+        time.sleep(POLL_SECONDS)
     made = [path for path in (place, *place.parents) if not path.exists()]
     copy = unpack(network, place)
     try:
@@ -200,12 +205,13 @@ def chosen_split(
 
 
 def usable_device(device: Device) -> str:
-    """Return "cpu" or "cuda"; a device that is not there is refused."""
+    """Return "cpu" or "cuda", under torchrun this process's GPU; a device that is not there is refused."""
     import torch
 
     available = torch.cuda.is_available()
     if device is Device.CUDA and not available:
         raise BronetError("--device must be available, got cuda: no CUDA device was found; use cpu")
-    if device is Device.AUTO:
-        return "cuda" if available else "cpu"
-    return device.value
+    if device is Device.CPU or not available:
+        return "cpu"
+    shared = Share.of_this_process().world > 1
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}" if shared else "cuda"

@@ -1,6 +1,5 @@
 """`bronet train` and `bronet quickstart`: from a recipe to a run folder with trained weights, and on to its report."""
 
-import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from bronet.cli.options import (
     usable_device,
 )
 from bronet.errors import BronetError
+from bronet.run.shares import Share
 
 if TYPE_CHECKING:
     from bronet.recipe import Recipe
@@ -142,11 +142,13 @@ def train(
             command=typed_command(),
             options=options,
         )
-    if os.environ.get("RANK", "0") != "0":  # one of torchrun's processes speaks for all, and certifies alone
-        return
-    typer.echo(f"trained: {run.path}")
+    main = Share.of_this_process().is_main  # of torchrun's processes one speaks for all
+    if main:
+        typer.echo(f"trained: {run.path}")
     if certify:
         _certify(run, device=place, data_dir=data_dir, began=began, resumed=resume)
+    if not main:
+        return
     further = command_for("report", run.path) if certify else command_for("certify", run.path, data_dir=data_dir)
     typer.echo(f"next:    {further}")
 
@@ -205,7 +207,8 @@ def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: flo
         torch.cuda.empty_cache()
     console = open_console()
     with counting(console, "certifying") as show:
-        certify_run(run, device=device, data_dir=data_dir, command=typed_command(), progress=show)
+        share = Share.of_this_process()
+        certify_run(run, device=device, data_dir=data_dir, command=typed_command(), progress=show, share=share)
     evidence = show_certificate(run, console)
     certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"

@@ -58,6 +58,13 @@ class AttackRow:
         return self.found != self.prediction and self.l2 < self.radius
 
 
+@dataclass(frozen=True)
+class AttackPart:
+    """The rows of a batch, on their way to the process that writes those of all."""
+
+    rows: tuple[AttackRow, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
     """What to attack with; an attack goes on only under the same plan."""

@@ -141,6 +141,7 @@ class RunFolder:
             self.tracking,
             *(self.exported(format) for format in EXPORTS),
             *self.path.glob("model-*.data"),
+            *self.path.glob(".*.parts"),
             self.report,
         ]
 

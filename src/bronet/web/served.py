@@ -173,7 +173,8 @@ def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -
     images, rival = load_images(data, "test"), read_ordinary()
     if model.image_shape != ORDINARY_SHAPE or len(images) != len(rival.found):
         return None
-    rows = certify_images(model, network, images, batch_size=len(images)).rows
+    (proved,) = certify_images(model, network, images, [0], at_once=len(images))
+    rows = proved.rows
     radii = torch.tensor([row.radius for row in rows], dtype=torch.float64)
     return Comparison(
         ordinary=rival,
