@@ -1,25 +1,18 @@
 """`bronet export` and `round`: a trained network as one file for others, or with smaller weights."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bronet.cli.options import RunArgument, command_for, opened_runs, out_option
-
-
-class FileFormat(StrEnum):
-    """The kinds of file, as in `bronet.export.Format`, which is not imported here: it would load torch."""
-
-    ONNX = "onnx"
-    TORCH = "torch-export"
+from bronet.run.folder import Format
 
 
 def export(
     run: RunArgument,
     *,
-    format: Annotated[FileFormat, typer.Option("--format", help="The kind of file.")] = FileFormat.ONNX,
+    format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.ONNX,
     out: Annotated[
         Path | None, out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
     ] = None,
@@ -33,11 +26,11 @@ def export(
     before it takes its name. ONNX needs: pip install 'bronet[onnx]'.
     """
     from bronet.cli.console import facts_table, open_console, say
-    from bronet.export import Format, export_run
+    from bronet.export import export_run
     from bronet.wording import bound_text
 
     with opened_runs(run) as (folder,):
-        done = export_run(folder, format=Format(format.value), out=out)
+        done = export_run(folder, format=format, out=out)
     size = done.path.stat().st_size / 2**20
     images = f"over {done.images} random images"
     facts = [

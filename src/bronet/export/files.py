@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 LARGEST_SINGLE_FILE = 2**31 - 2**26
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 FACTS_FILE = "bronet.json"
+Runner = Callable[[Tensor], Tensor]
+"""A written file as a function of images."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,9 @@ class ExportFacts:
         matrix = tuple(tuple(row) for row in gaps.tolist())
         return cls(network.lipschitz, matrix, tuple(classes), network.image_shape, weights_sha256)
 
-    def as_text(self) -> dict[str, str]:
-        """Return the entries of the file, each value as JSON."""
-        values: dict[str, object] = {
-            "bronet_version": __version__,
-            "pixels": PIXELS,
-            "meaning": MEANING,
-            "lipschitz": self.lipschitz,
-            "gap_lipschitz": self.gap_lipschitz,
-            "classes": self.classes,
-            "image_shape": self.image_shape,
-            "weights_sha256": self.weights_sha256,
-        }
-        return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    def entries(self) -> dict[str, object]:
+        """Return the entries of the file."""
+        return {"bronet_version": __version__, "pixels": PIXELS, "meaning": MEANING, **asdict(self)}
 
 
 def require_onnx() -> None:
@@ -74,13 +66,15 @@ def require_onnx() -> None:
         raise BronetError(f"format onnx needs the package {missing[0]}; install it with: pip install 'bronet[onnx]'")
 
 
-def write_onnx(path: Path, program: ExportedProgram, facts: ExportFacts, *, weights_path: Path | None) -> None:
-    """Write the program to `path`, with its large weights in `weights_path`, in the same folder, if given."""
+def write_onnx(path: Path, program: ExportedProgram, facts: ExportFacts, *, weights: Path) -> Runner:
+    """Write the program to `path` and return the file; weights too large for it go to `weights`, in the same folder."""
     import onnx_ir
 
     model = _converted(program)
-    model.metadata_props.update(facts.as_text())
-    onnx_ir.save(model, path, external_data=None if weights_path is None else weights_path.name)
+    model.metadata_props.update({key: json.dumps(value, ensure_ascii=False) for key, value in facts.entries().items()})
+    size = sum(t.numel() * t.element_size() for t in (*program.state_dict.values(), *program.constants.values()))
+    onnx_ir.save(model, path, external_data=weights.name if size > LARGEST_SINGLE_FILE else None)
+    return onnx_runner(path)
 
 
 def _converted(program: ExportedProgram) -> Any:  # an onnx_ir.Model, which needs the extra
@@ -106,7 +100,7 @@ def _converted(program: ExportedProgram) -> Any:  # an onnx_ir.Model, which need
     return model
 
 
-def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
+def onnx_runner(path: Path) -> Runner:
     """Return the file as a function of images, run by onnxruntime on the CPU."""
     import onnxruntime
 
@@ -114,18 +108,12 @@ def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
     return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
-def write_torch(path: Path, program: ExportedProgram, facts: ExportFacts) -> None:
-    """Write the program and its facts to `path`."""
-    text = json.dumps({key: json.loads(value) for key, value in facts.as_text().items()}, indent=2)
+def write_torch(path: Path, program: ExportedProgram, facts: ExportFacts) -> Runner:
+    """Write the program and its facts to `path` and return the file, as a function of images."""
     archive = io.BytesIO()  # torch's own writer would end the process on a full disk
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch.export warns of parts of torch
-        torch.export.save(program, archive, extra_files={FACTS_FILE: text})
-    path.write_bytes(archive.getbuffer())
-
-
-def torch_runner(path: Path) -> Callable[[Tensor], Tensor]:
-    """Return the file as a function of images."""
-    with warnings.catch_warnings(), path.open("rb") as file:
-        warnings.simplefilter("ignore", FutureWarning)
-        return torch.export.load(file).module()
+        torch.export.save(program, archive, extra_files={FACTS_FILE: json.dumps(facts.entries(), indent=2)})
+        path.write_bytes(archive.getbuffer())
+        with path.open("rb") as file:
+            return torch.export.load(file).module()

@@ -5,14 +5,11 @@ The file computes in float32; docs/export.md explains what that means for its ra
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.export import files
@@ -22,25 +19,13 @@ from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.run.certificate import file_hash, read_certificate
-from bronet.run.folder import EXPORTS, RunFolder, open_run
+from bronet.run.folder import Format, RunFolder, open_run
 from bronet.run.weights import load_model
 
 # The comparison uses batches of these sizes, which tracing did not use.
 _BATCHES = (1, 15)
 # Relative to the largest logit: float32 sums of thousands of numbers in another order, through dozens of layers.
 _LARGEST_DIFFERENCE = 1e-3
-
-
-class Format(StrEnum):
-    """The kind of file."""
-
-    ONNX = "onnx"
-    TORCH = "torch-export"
-
-    @property
-    def suffix(self) -> str:
-        """The end of the file's name."""
-        return EXPORTS[self]
 
 
 @dataclass(frozen=True)
@@ -98,48 +83,28 @@ def export_model(
         classes=classes or [str(number) for number in range(model.head.classes)],
         weights_sha256=weights_sha256 or _weights_hash(model),
     )
-    differences = _written(path, format, model, network, facts)
-    return Exported(path, facts, sum(_BATCHES), *differences)
-
-
-def _written(
-    path: Path, format: Format, model: CertifiableModel, network: ProvedNetwork, facts: files.ExportFacts
-) -> tuple[float, float]:
     program = frozen_program(model)
+    weights = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")  # of a file that cannot hold them
+    was_there = weights.exists()
     measured: list[tuple[float, float]] = []
 
-    def write_and_run(temporary: Path, *, weights_path: Path | None = None) -> None:
+    def write_and_run(temporary: Path) -> None:
         if format is Format.ONNX:
-            files.write_onnx(temporary, program, facts, weights_path=weights_path)
-            runner = files.onnx_runner(temporary)
+            runner = files.write_onnx(temporary, program, facts, weights=weights)
         else:
-            files.write_torch(temporary, program, facts)
-            runner = files.torch_runner(temporary)
+            runner = files.write_torch(temporary, program, facts)
         measured.append(_differences(runner, model, network))
 
-    size = sum(t.numel() * t.element_size() for t in (*program.state_dict.values(), *program.constants.values()))
-    if format is Format.ONNX and size > files.LARGEST_SINGLE_FILE:
-        weights = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")
-        _with_new_file(weights, lambda: replace_file(path, partial(write_and_run, weights_path=weights)))
-    else:
-        replace_file(path, write_and_run)
-    return measured[0]
-
-
-def _with_new_file(path: Path, write: Callable[[], None]) -> None:
-    """Call `write`, which creates this file and another; if it fails, remove this one unless it existed before."""
-    was_there = path.exists()
     try:
-        write()
+        replace_file(path, write_and_run)
     except BaseException:
         if not was_there:
-            path.unlink(missing_ok=True)
+            weights.unlink(missing_ok=True)
         raise
+    return Exported(path, facts, sum(_BATCHES), *measured[0])
 
 
-def _differences(
-    runner: Callable[[Tensor], Tensor], model: CertifiableModel, network: ProvedNetwork
-) -> tuple[float, float]:
+def _differences(runner: files.Runner, model: CertifiableModel, network: ProvedNetwork) -> tuple[float, float]:
     """Return the largest differences of the file's logits from the model's, in float32 and float64; raise if large."""
     generator = torch.Generator().manual_seed(0)
     float32 = float64 = largest = 0.0

@@ -9,6 +9,7 @@ import reprlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +21,18 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.text import read_recipe, to_text
 
 STEP_DIGITS = 9
-EXPORTS = {"onnx": ".onnx", "torch-export": ".pt2"}
-"""The end of an exported file's name, by its format."""
+
+
+class Format(StrEnum):
+    """The kind of file that a network is exported to."""
+
+    ONNX = "onnx"
+    TORCH = "torch-export"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the file's name."""
+        return ".onnx" if self is Format.ONNX else ".pt2"
 
 
 class CertificateFiles(NamedTuple):
@@ -120,9 +131,9 @@ class RunFolder:
         """Return the files of every attack that was begun."""
         return [AttackFiles(path.with_suffix(".csv"), path) for path in sorted(self.path.glob("attack-*.json"))]
 
-    def exported(self, format: str) -> Path:
+    def exported(self, format: Format) -> Path:
         """Return the name of the exported network of a format."""
-        return self.path / f"model{EXPORTS[format]}"
+        return self.path / f"model{format.suffix}"
 
     def evidence(self) -> list[Path]:
         """Return the files from which tables are computed: recipe, log, record, certificates and attacks."""
@@ -139,7 +150,7 @@ class RunFolder:
             self.weights,
             self.best_weights,
             self.tracking,
-            *(self.exported(format) for format in EXPORTS),
+            *(self.exported(format) for format in Format),
             *self.path.glob("model-*.data"),
             *self.path.glob(".*.parts"),
             self.report,
