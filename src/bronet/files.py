@@ -26,6 +26,11 @@ TEMPORARY_SUFFIX = ".tmp"
 MAKE_AGAIN = "make it again or remove it"
 MAX_DIGITS = 300
 """Of a whole number: a float can still hold it."""
+JSON_FAULTS: dict[type[Exception], str] = {
+    RecursionError: "it is nested too deeply",
+    UnicodeEncodeError: "it escapes half of a surrogate pair",
+}
+"""Where Python's own words would not help."""
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -133,26 +138,21 @@ def _flush(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def read_object(path: Path, *, advice: str = MAKE_AGAIN) -> Json:
-    """Return the object in a file, or raise naming the file and what to do; NaN and infinity are numbers to it."""
+def read_object(path: Path, *, text: str | None = None, advice: str = MAKE_AGAIN) -> Json:
+    """Return the object in a file, or in a `text` from it, or raise naming the file and what to do.
+
+    NaN and infinity are numbers to it.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if text is None else text
     except (OSError, UnicodeDecodeError) as error:
         raise BronetError(f"cannot read {path}: {error}; {advice}") from None
-    return parse_object(text, path, advice=advice)
-
-
-def parse_object(text: str, path: Path, *, advice: str) -> Json:
-    """Return the object in a text that was read from `path`."""
     try:
         content = json.loads(text, parse_int=_whole_number, object_pairs_hook=_without_repetition)
         json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair can be escaped, but not written
-    except RecursionError:
-        raise BronetError(f"{path} must be JSON, but it is nested too deeply; {advice}") from None
-    except UnicodeEncodeError:
-        raise BronetError(f"{path} must be JSON, but it escapes half of a surrogate pair; {advice}") from None
-    except ValueError as error:
-        raise BronetError(f"{path} must be JSON, but {error}; {advice}") from None
+    except (RecursionError, ValueError) as error:
+        fault = JSON_FAULTS.get(type(error), error)
+        raise BronetError(f"{path} must be JSON, but {fault}; {advice}") from None
     if not isinstance(content, dict):
         raise BronetError(f"{path} must hold a JSON object, got {type(content).__name__}; {advice}")
     return content

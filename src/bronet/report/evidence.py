@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bronet.errors import BronetError
-from bronet.files import Json, parse_object, read_object
+from bronet.files import Json, read_object
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
 from bronet.run.attack_rows import AttackFacts, check_attack, read_attack
@@ -131,7 +131,7 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
         eps=certificate.eps,
         recipe=_read_text(run.recipe_file),
         record=read_object(run.record, advice=ADVICE) if run.record.exists() else {},
-        log=tuple(parse_object(line, run.log, advice=ADVICE) for line in log if line.strip()),
+        log=tuple(read_object(run.log, text=line, advice=ADVICE) for line in log if line.strip()),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
         attacks=tuple(attacks),
     )

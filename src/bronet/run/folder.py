@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, parse_object, read_object, replace_text
+from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text
 from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import read_recipe, to_text
@@ -175,7 +175,7 @@ class RunFolder:
         entries: list[Json] = []
         for line in lines:
             with suppress(BronetError):
-                entries.append(parse_object(line, self.log, advice="resume the run"))
+                entries.append(read_object(self.log, text=line))
         return entries
 
     def truncate_log(self, epochs: int) -> None:
