@@ -49,7 +49,7 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     A recipe may name a network of any size: nothing of its size is built before the file is known to hold it.
     """
     tensors, _ = read_tensors(path, KIND, [RECIPE_KEY])
-    _check_fit(path, tensors, build_model(recipe.model, recipe.data.spec(), device="meta").state_dict())
+    check_fit(path, tensors, build_model(recipe.model, recipe.data.spec(), device="meta").state_dict())
     model = build_model(recipe.model, recipe.data.spec(), device=device)
     _copy_into(model, tensors, path)
     return model.eval()
@@ -62,7 +62,7 @@ def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> Certifi
 
 def fitting(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return tensors read from `path` in the dtypes of a model's state; other names, shapes and values are refused."""
-    _check_fit(path, tensors, state)
+    check_fit(path, tensors, state)
     cast = {name: tensor.to(state[name].dtype) for name, tensor in tensors.items()}
     for name, tensor in cast.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -78,11 +78,18 @@ def _copy_into(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> N
         state[name].copy_(tensor)
 
 
-def _check_fit(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of other names or shapes than a model's."""
-    check_names(path, tensors, state)
-    for name, tensor in tensors.items():
-        check_shape(path, name, tensor, state[name])
+def check_fit(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse tensors, read from `path`, of other names, shapes or kinds of number than those that are wanted."""
+    if missing := wanted.keys() - tensors.keys():
+        raise BronetError(f"{path} lacks {len(missing)} tensors that it must hold, the first is {min(missing)}")
+    if extra := tensors.keys() - wanted.keys():
+        raise BronetError(f"{path} holds {len(extra)} tensors that do not belong there, the first is {min(extra)}")
+    for name, found in tensors.items():
+        shape, dtype = wanted[name].shape, wanted[name].dtype
+        if found.shape != shape:
+            raise BronetError(f"{name} in {path} must have shape {tuple(shape)}, got {tuple(found.shape)}")
+        if found.is_floating_point() != dtype.is_floating_point:
+            raise BronetError(f"{name} in {path} must hold {dtype} numbers, got {found.dtype}")
 
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -132,20 +139,3 @@ def _parse(text: str) -> dict[str, str]:
     if not isinstance(entries, dict):
         return {}
     return {key: value for key, value in entries.items() if isinstance(value, str)}
-
-
-def check_names(path: Path, found: Iterable[str], wanted: Iterable[str]) -> None:
-    """Refuse a file that lacks a wanted tensor or holds another one."""
-    found, wanted = set(found), set(wanted)
-    if missing := wanted - found:
-        raise BronetError(f"{path} lacks {len(missing)} tensors that it must hold, the first is {min(missing)}")
-    if extra := found - wanted:
-        raise BronetError(f"{path} holds {len(extra)} tensors that do not belong there, the first is {min(extra)}")
-
-
-def check_shape(path: Path, name: str, found: Tensor, wanted: Tensor) -> None:
-    """Refuse a tensor of another shape, or of another kind of number."""
-    if found.shape != wanted.shape:
-        raise BronetError(f"{name} in {path} must have shape {tuple(wanted.shape)}, got {tuple(found.shape)}")
-    if found.is_floating_point() != wanted.is_floating_point():
-        raise BronetError(f"{name} in {path} must hold {wanted.dtype} numbers, got {found.dtype}")

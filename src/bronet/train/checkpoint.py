@@ -20,7 +20,7 @@ from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, flatten, from_text, to_text
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder
-from bronet.run.weights import check_names, check_shape, fitting, read_tensors, save_weights, write_tensors
+from bronet.run.weights import check_fit, fitting, read_tensors, save_weights, write_tensors
 from bronet.train.distributed import Processes, Stored, copy_wholes, gathered
 from bronet.train.statistics import Tally
 
@@ -87,10 +87,7 @@ class Checkpoints:
         current = self.model.state_dict()
         weights = fitting(_below(MODEL, tensors), current, path)
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
-        wanted = self._tensors() | {TALLY: self.tally.sums}
-        check_names(path, found, wanted)
-        for name, tensor in found.items():
-            check_shape(path, name, tensor, wanted[name])
+        check_fit(path, found, self._tensors() | {TALLY: self.tally.sums})
         copy_wholes(weights, into=current)
         for name, part in self.parts.items():
             part.load_tensors(_below(name, found))
