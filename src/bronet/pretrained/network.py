@@ -7,7 +7,7 @@ that the recipe describes, so that a hostile folder can waste no more memory tha
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -79,7 +79,7 @@ def read_config(path: Path) -> PretrainedConfig:
     return read_record(PretrainedConfig, content, Place("configuration", str(path), advice="save the network again"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainedNetwork:
     """A trained network that was found, not yet loaded.
 
@@ -89,9 +89,8 @@ class TrainedNetwork:
     name: str
     folder: Path
     recipe: Recipe
-    classes: tuple[str, ...]
-    record: Json
-    weights_sha256: str | None
+    record: Json = field(default_factory=dict)
+    weights_sha256: str | None = None
 
     @property
     def weights(self) -> Path:
@@ -102,28 +101,13 @@ class TrainedNetwork:
 def find_network(what: Path | str) -> TrainedNetwork:
     """Return the network of a run folder, of a pretrained folder, or of a name; existing folders come first."""
     folder = Path(what)
-    if (run := RunFolder(folder)).recipe_file.is_file():
-        recipe = run.recipe
-        return TrainedNetwork(
-            name=folder.resolve().name,
-            folder=folder,
-            recipe=recipe,
-            classes=class_names(recipe.data.spec()),
-            record={},
-            weights_sha256=None,
-        )
     name = folder.resolve().name
+    if (run := RunFolder(folder)).recipe_file.is_file():
+        return TrainedNetwork(name, folder, run.recipe)
     if not (folder / CONFIG).is_file():
         name, folder = str(what), named_folder(str(what))
     config = read_config(folder / CONFIG)
-    return TrainedNetwork(
-        name=name,
-        folder=folder,
-        recipe=config.recipe,
-        classes=config.classes,
-        record=config.record,
-        weights_sha256=config.weights_sha256,
-    )
+    return TrainedNetwork(name, folder, config.recipe, config.record, config.weights_sha256)
 
 
 def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> CertifiableModel:
