@@ -22,7 +22,7 @@ from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from bronet.web import answers
 from bronet.web.app import build_page
-from bronet.web.picture import MOST_BYTES
+from bronet.web.guard import MAX_BYTES
 from bronet.web.served import read_cards, read_ordinary
 from bronet.web.server import PLACES, Question
 from certificates import edit_certificate
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_image_gets_a_sentence(site: Site, content: bytes) -> 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: Site) -> None:
     connection = http.client.HTTPConnection(HOST, site.port, timeout=10)
     connection.putrequest("POST", f"{DIGITS}/upload")
-    connection.putheader("content-length", str(MOST_BYTES + 1))
+    connection.putheader("content-length", str(MAX_BYTES + 1))
     connection.endheaders()  # and nothing is sent
     response = connection.getresponse()
     assert response.status == 413

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bronet.data.decode import FORMATS
 from bronet.errors import BronetError
-from bronet.web.picture import MOST_BYTES, read_upload
+from bronet.web.picture import read_upload
 from web_files import drawn, encoded, noise_image, saved
 
 RGB, GREY = (3, 6, 6), (1, 6, 6)
@@ -126,10 +126,6 @@ def test_a_picture_that_is_cut_short_is_told_so(kind: str) -> None:
 @pytest.mark.parametrize("size", [(20_000, 2_001), (50_000, 50_000), (2**31 - 1, 2**31 - 1)])
 def test_a_picture_with_too_many_pixels_is_refused_by_its_header(size: tuple[int, int]) -> None:
     assert "too many pixels" in refusal(png_header(*size))
-
-
-def test_too_many_bytes_are_refused() -> None:
-    assert "at most 8 MB" in refusal(bytes(MOST_BYTES + 1))
 
 
 @settings(max_examples=200, deadline=None)

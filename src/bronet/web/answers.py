@@ -4,12 +4,13 @@ Every radius is the float64 certificate's. Numbers that are infinite are null: n
 """
 
 import math
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from bronet.attack.judge import Finding, Progress, attack_image
+from bronet.attack.judge import Logits, Progress, attack_image
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.layers import frozen
@@ -22,7 +23,7 @@ from bronet.wording import bound_text
 
 STEPS = 40
 """Steps of one restart of the attack."""
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 CURVE_DIGITS = 6
 
 
@@ -42,10 +43,9 @@ def card_answer(card: Card) -> Json:
 
 def network_answer(served: Served) -> Json:
     """Return the classes, the bounds of all layers, and the sample images as one picture."""
-    channels, height, width = served.model.image_shape
+    _, height, width = served.model.image_shape
     samples = served.samples
     return {
-        "channels": channels,
         "height": height,
         "width": width,
         "classes": list(served.classes),
@@ -76,16 +76,15 @@ def _comparison(served: Served, comparison: Comparison) -> Json:
 
 def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
     """Return a sample image in float64."""
-    count = 0 if served.samples is None else len(served.samples)
-    if served.samples is None or not 0 <= number < count:
-        raise BronetError(f"sample must satisfy 0 <= sample < {count}, got {number}")
-    return served.samples.pixels(torch.tensor([number]), dtype=torch.float64)
+    samples = served.samples
+    if samples is None or not 0 <= number < len(samples):
+        raise BronetError(f"sample must satisfy 0 <= sample < {len(samples) if samples else 0}, got {number}")
+    return samples.pixels(torch.tensor([number]), dtype=torch.float64)
 
 
 def uploaded_pixels(served: Served, content: bytes) -> Float[Tensor, "1 c h w"]:
     """Return an image that was sent, of the model's size, in float64."""
-    channels, height, width = served.model.image_shape
-    stored = read_upload(content, (channels, height, width))
+    stored = read_upload(content, served.model.image_shape)
     return (stored.to(torch.float64) / WHITE)[None].to(next(served.model.parameters()).device)
 
 
@@ -105,61 +104,57 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
         "prediction": prediction,
         "margin": float(proved.margin),
         "radius": finite_or_none(float(proved.radius)),
-        "rounding": finite_or_none(float(proved.rounding)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
     }
 
 
-def attack_answer(
-    served: Served, image: Float[Tensor, "1 c h w"], *, eps: float, restarts: int, progress: Progress
-) -> Json:
+class Effort(NamedTuple):
+    """How hard to attack, and whom to tell how far it is."""
+
+    eps: float
+    restarts: int
+    progress: Progress
+
+
+def attack_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
     """Return the strongest point that an attack found within eps: its class, its distance, and pictures of it."""
     proved = served.network.certify(image)
     with frozen(served.model):
-        found = attack_image(
-            served.model,
-            served.network.logits,
-            image,
-            proved.prediction,
-            radius=float(proved.radius),
-            eps=eps,
-            steps=STEPS,
-            restarts=restarts,
-            progress=progress,
+        return _attacked(
+            served.model, served.network.logits, image, proved.prediction, radius=float(proved.radius), effort=effort
         )
-    return _found(found, image, eps)
 
 
-def comparison_answer(
-    served: Served, image: Float[Tensor, "1 c h w"], *, eps: float, restarts: int, progress: Progress
-) -> Json:
+def comparison_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
     """Return what the same attack found of the ordinary network and of the certified one."""
     if served.comparison is None:
         raise BronetError("this network has no ordinary one beside it; those of the digits have")
     network = served.comparison.ordinary.network
+    progress = effort.progress
+    first = effort._replace(progress=lambda done, total: progress(done, 2 * total))
+    second = effort._replace(progress=lambda done, total: progress(done + total, 2 * total))
+    label = network(image).argmax(dim=1)
+    return {
+        # Nothing is proved of the ordinary network, so its radius is 0.
+        "ordinary": _attacked(network, network, image, label, radius=0.0, effort=first),
+        "certified": attack_answer(served, image, second),
+    }
+
+
+def _attacked(
+    model: nn.Module,
+    logits: Logits,
+    image: Float[Tensor, "1 c h w"],
+    label: Int[Tensor, " 1"],
+    *,
+    radius: float,
+    effort: Effort,
+) -> Json:
+    eps, restarts, progress = effort
     found = attack_image(
-        network,
-        network,
-        image,
-        network(image).argmax(dim=1),
-        radius=0.0,  # nothing is proved of this one
-        eps=eps,
-        steps=STEPS,
-        restarts=restarts,
-        progress=lambda done, total: progress(done, 2 * total),
+        model, logits, image, label, radius=radius, eps=eps, steps=STEPS, restarts=restarts, progress=progress
     )
-    certified = attack_answer(
-        served,
-        image,
-        eps=eps,
-        restarts=restarts,
-        progress=lambda done, total: progress(done + total, 2 * total),
-    )
-    return {"ordinary": _found(found, image, eps), "certified": certified}
-
-
-def _found(found: Finding, image: Float[Tensor, "1 c h w"], eps: float) -> Json:
     noise, gain = noise_picture((found.point - image)[0])
     return {
         "eps": eps,

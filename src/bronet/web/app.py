@@ -25,20 +25,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.web import answers
-from bronet.web.guard import Guard
+from bronet.web.guard import Guard, refusal
 from bronet.web.served import Gallery, Served
 from bronet.web.server import BusyError, Question, Worker
 
-STYLES = ("page.css",)
 SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "compare.js", "page.js")
 TICK_SECONDS = 0.1
 """Time between two lines that tell how far an attack is."""
-FARTHEST = 1000.0
+MAX_EPS = 1000.0
 """Distance beyond which no attack is asked for: the diagonal of a 3 x 577 x 577 image."""
+Search = Callable[[Served, Float[Tensor, "1 c h w"], answers.Effort], Json]
 PROTECTION = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -59,9 +58,8 @@ class Page:
 
 def build_page() -> Page:
     """Return the page, the same for every run: what it shows, it asks for."""
-    style, script = (f"\n{_joined(names)}" for names in (STYLES, SCRIPTS))
-    text = _joined(("page.html",))
-    text = text.replace("<style></style>", f"<style>{style}</style>")
+    style, script = f"\n{_joined('page.css')}", f"\n{_joined(*SCRIPTS)}"
+    text = _joined("page.html").replace("<style></style>", f"<style>{style}</style>")
     text = text.replace("<script></script>", f"<script>{script}</script>")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -70,7 +68,7 @@ def build_page() -> Page:
     return Page(text, policy)
 
 
-def _joined(names: tuple[str, ...]) -> str:
+def _joined(*names: str) -> str:
     folder = files("bronet.web")
     return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
@@ -96,17 +94,17 @@ class Chosen(BaseModel):
 class Attack(Chosen):
     """An image and how hard to attack it."""
 
-    eps: Annotated[float, Field(gt=0, le=FARTHEST, allow_inf_nan=False)]
-    restarts: Annotated[int, Field(ge=1, le=answers.MOST_RESTARTS)] = 1
+    eps: Annotated[float, Field(gt=0, le=MAX_EPS, allow_inf_nan=False)]
+    restarts: Annotated[int, Field(ge=1, le=answers.MAX_RESTARTS)] = 1
 
 
 def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     """Return the application; `local` refuses requests that do not name this machine as their host."""
     page, cards = build_page(), [answers.card_answer(card) for card in gallery.cards]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    protection = PROTECTION | {"content-security-policy": page.policy}
-    app.add_middleware(Guard, local=local, headers=protection)
-    _add_refusals(app)
+    for mistake in (BronetError, HTTPException, RequestValidationError):
+        app.add_exception_handler(mistake, _refused)
+    app.add_middleware(Guard, local=local, headers=PROTECTION | {"content-security-policy": page.policy})
 
     def known(number: int) -> int:
         if not 0 <= number < len(gallery.cards):
@@ -122,13 +120,13 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
         return JSONResponse(await worker.answer(work))
 
-    def searched(number: int, attack: Attack, search: Callable[..., Json]) -> ProgressResponse:
+    def searched(number: int, attack: Attack, search: Search) -> ProgressResponse:
         run = known(number)
 
         def work(question: Question) -> Json:
             served = gallery.open(run)
-            image = _pixels(served, attack)
-            return search(served, image, eps=attack.eps, restarts=attack.restarts, progress=question.report)
+            effort = answers.Effort(attack.eps, attack.restarts, question.report)
+            return search(served, _pixels(served, attack), effort)
 
         return ProgressResponse(worker.ask(work))
 
@@ -138,7 +136,7 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.get("/api/runs")
     async def list_runs() -> JSONResponse:
-        return JSONResponse({"version": __version__, "runs": cards})
+        return JSONResponse({"runs": cards})
 
     @app.get("/api/runs/{number}")
     async def show_network(number: int) -> JSONResponse:
@@ -200,23 +198,16 @@ def _pixels(served: Served, chosen: Chosen) -> Float[Tensor, "1 c h w"]:
     return answers.uploaded_pixels(served, content)
 
 
-def _add_refusals(app: FastAPI) -> None:
-    """Answer every mistake with one line of JSON."""
-
-    @app.exception_handler(BusyError)
-    async def busy(_: Request, error: BusyError) -> JSONResponse:
-        return JSONResponse({"message": str(error)}, status_code=503, headers={"retry-after": "1"})
-
-    @app.exception_handler(BronetError)
-    async def mistaken(_: Request, error: BronetError) -> JSONResponse:
-        return JSONResponse({"message": str(error)}, status_code=400)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        return JSONResponse({"message": f"{where}: {first['msg']}"}, status_code=422)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"message": error.detail}, status_code=error.status_code)
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    """Answer a mistake with one line of JSON."""
+    match error:
+        case HTTPException():
+            return refusal(error.status_code, error.detail)
+        case RequestValidationError():
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+            return refusal(422, f"{where}: {first['msg']}")
+        case BusyError():
+            return refusal(503, str(error))
+        case _:
+            return refusal(400, str(error))

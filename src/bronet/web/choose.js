@@ -28,7 +28,7 @@ async function look(wish) {
   const { run } = state;
   let response;
   if (wish.file) {
-    if (wish.file.size > MOST_BYTES) throw new Error(`This file is too large: at most ${MOST_BYTES / 2 ** 20} MB.`);
+    if (wish.file.size > MAX_BYTES) throw new Error(`This file is too large: at most ${MAX_BYTES / 2 ** 20} MB.`);
     response = await ask(address("/upload"), post("application/octet-stream", wish.file));
   } else {
     response = await ask(address("/proof"), asJson({ sample: wish.sample }));

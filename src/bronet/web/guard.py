@@ -16,13 +16,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bronet.web.picture import MOST_BYTES
 from bronet.web.server import is_local
 
 READING = frozenset({"GET", "HEAD"})
+MAX_BYTES = 8 * 2**20
+"""Bytes of a body at most."""
 BODY_SECONDS = 20.0
 """Time that a sender has for a whole body."""
-MOST_EXPECTED = 4 * MOST_BYTES
+MAX_EXPECTED = 4 * MAX_BYTES
 """Bytes of all large bodies that are being read at the same time, as announced."""
 SMALL = 1 << 16
 """Bytes up to which a body is not counted: the server buffers as much of every connection anyway."""
@@ -70,14 +71,14 @@ class Guard:
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdecimal():
             raise HTTPException(411, "a request must say how long it is")
-        if int(length) > MOST_BYTES:
-            raise HTTPException(413, f"this file is too large: at most {MOST_BYTES // 2**20} MB")
+        if int(length) > MAX_BYTES:
+            raise HTTPException(413, f"this file is too large: at most {MAX_BYTES // 2**20} MB")
         return int(length)
 
     async def _read(self, length: int, receive: Receive) -> bytes:
         """Return the whole body, of at most this length."""
         counted = length if length > SMALL else 0
-        if self._expected + counted > MOST_EXPECTED:
+        if self._expected + counted > MAX_EXPECTED:
             raise HTTPException(503, "too many files are being sent; try again in a moment")
         self._expected += counted
         parts: list[bytes] = []
@@ -94,6 +95,11 @@ class Guard:
             raise HTTPException(408, f"a request must be sent within {BODY_SECONDS:.0f} seconds") from None
         finally:
             self._expected -= counted
+
+
+def refusal(status: int, message: str) -> JSONResponse:
+    """Return an answer of one line that says what is wrong; where there was no place, it says when to try again."""
+    return JSONResponse({"message": message}, status, {"retry-after": "1"} if status == 503 else {})
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -115,8 +121,8 @@ async def _refuse(refused: HTTPException, scope: Scope, receive: Receive, send: 
     async def send_unfinished(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    headers = {"connection": "close", **({"retry-after": "1"} if refused.status_code == 503 else {})}
-    response = JSONResponse({"message": refused.detail}, status_code=refused.status_code, headers=headers)
+    response = refusal(refused.status_code, refused.detail)
+    response.headers["connection"] = "close"
     await response(scope, receive, send_unfinished)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):

@@ -1,7 +1,8 @@
 """Pictures in and out: from bytes that a stranger sent to an image of the model's size, and from tensors to PNG.
 
-In: limits first, then decoding, nothing on the disk. The picture is turned as its camera says, laid on white where it
-is transparent, resized to cover the model's size and cropped at the centre. Of an animation the first frame counts.
+In: `bronet.web.guard` has limited the bytes; the pixels are counted before they are decoded, nothing is written to the
+disk. The picture is turned as its camera says, laid on white where it is transparent, resized to cover the model's size
+and cropped at the centre. Of an animation the first frame counts.
 
 Out: images, noise, and all sample images in one sheet, as the data addresses of PNG pictures. These have eight bits per
 channel; what is computed never passes through one.
@@ -22,9 +23,8 @@ from bronet.errors import BronetError
 from bronet.files import Json
 
 WHITE = 255
-MOST_BYTES = 8 * 2**20
-MOST_PIXELS = 40_000_000
-MOST_TILE = 64
+MAX_PIXELS = 40_000_000
+MAX_TILE = 64
 """Pixels of a thumbnail's side at most: larger images are shrunk for the sheet."""
 SHEET_COLUMNS = 16
 
@@ -36,10 +36,6 @@ def read_upload(content: bytes, shape: tuple[int, int, int]) -> UInt8[Tensor, "c
     """
     if not content:
         raise BronetError("this file is empty; choose an image")
-    if len(content) > MOST_BYTES:
-        raise BronetError(
-            f"this file is too large: at most {MOST_BYTES // 2**20} MB, got {len(content) / 2**20:.1f} MB"
-        )
     channels, height, width = shape
     flat = _decoded(content, "L" if channels == 1 else "RGB")
     fitted = flat if flat.size == (width, height) else ImageOps.fit(flat, (width, height), Image.Resampling.BICUBIC)
@@ -54,7 +50,7 @@ def _decoded(content: bytes, mode: str) -> Image.Image:
             # Pillow warns of things that a stranger's file may hold; the limit on pixels is our own and stricter.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
+                if image.width * image.height > MAX_PIXELS:
                     raise _too_many_pixels(f"{image.width:,} x {image.height:,}")
                 image.load()
                 return _flattened(ImageOps.exif_transpose(image), mode)
@@ -69,7 +65,7 @@ def _decoded(content: bytes, mode: str) -> Image.Image:
 
 
 def _too_many_pixels(got: str) -> BronetError:
-    return BronetError(f"this image has too many pixels: at most {MOST_PIXELS // 10**6} million, got {got}")
+    return BronetError(f"this image has too many pixels: at most {MAX_PIXELS // 10**6} million, got {got}")
 
 
 def _flattened(image: Image.Image, mode: str) -> Image.Image:
@@ -97,7 +93,7 @@ def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Json:
     """Return thumbnails of all images, whose stored values lie in 0 .. scale, row by row in one picture."""
     tiles = [_drawn((image.to(torch.float64) * (WHITE / scale)).round().to(torch.uint8)) for image in images]
     height, width = images.shape[2:]
-    shrink = min(1.0, MOST_TILE / max(height, width))
+    shrink = min(1.0, MAX_TILE / max(height, width))
     size = (max(1, round(width * shrink)), max(1, round(height * shrink)))
     rows = -(-len(tiles) // SHEET_COLUMNS)
     whole = Image.new(tiles[0].mode, (SHEET_COLUMNS * size[0], rows * size[1]))

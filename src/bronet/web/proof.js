@@ -37,7 +37,7 @@ function setPicture(id, source, description) {
 }
 
 function showRivals() {
-  const rivals = state.proof.rivals.slice(0, MOST_RIVALS);
+  const rivals = state.proof.rivals.slice(0, MAX_RIVALS);
   const longest = Math.max(...rivals.map((rival) => rival.radius || 0), 1e-300);
   at("rivals").replaceChildren(...rivals.map((rival) => {
     const bar = html("i", "");

@@ -28,7 +28,7 @@ REQUEST_SECONDS = 10.0
 """Time that a connection has for the head of its next request."""
 READ_SECONDS = 20.0
 """Time that a client has to make room for the rest of its answer."""
-MOST_CONNECTIONS = 200
+MAX_CONNECTIONS = 200
 """Connections at a time; more would meet the limit of open files of the process."""
 SECONDS_TO_END = 0.5
 """Time that open connections have after Ctrl-C."""
@@ -193,7 +193,7 @@ def connection_class() -> "type[H11Protocol]":
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._wait_for_request()
-            if len(self.connections) > MOST_CONNECTIONS:
+            if len(self.connections) > MAX_CONNECTIONS:
                 idle = [other for other in self.connections if isinstance(other, Connection) and other.idle]
                 min(idle, key=Connection.deadline).transport.abort()
 

@@ -1,7 +1,7 @@
 // What the page knows, and how it asks the server.
 
-const MOST_BYTES = 8 * 2 ** 20;
-const MOST_RIVALS = 10;
+const MAX_BYTES = 8 * 2 ** 20;
+const MAX_RIVALS = 10;
 const SMOOTH_FROM = 96; // images of this many pixels are drawn smooth, smaller ones as squares
 const PATIENCE = 250; // milliseconds on an image before its noise is looked for
 const LONG_NAME = 9; // letters
