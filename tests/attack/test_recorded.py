@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bronet.attack.pgd import l2_pgd
-from bronet.attack.search import MOST_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
+from bronet.attack.search import MAX_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
@@ -87,13 +87,13 @@ def test_gradients_asked_for_late_or_twice_are_those_of_their_own_pixels() -> No
 
 def test_sizes_that_pass_are_not_recorded_and_old_recordings_go() -> None:
     replayed = Recorded(network(), by_doing_it_again)
-    for count in range(1, MOST_RECORDINGS + 3):
+    for count in range(1, MAX_RECORDINGS + 3):
         for _ in range(ORDINARY_CALLS):
             replayed(images(count))
         assert images(count).shape not in replayed.recordings
         replayed(images(count))
         assert images(count).shape in replayed.recordings
-    assert [size[0] for size in replayed.recordings] == list(range(3, MOST_RECORDINGS + 3))
+    assert [size[0] for size in replayed.recordings] == list(range(3, MAX_RECORDINGS + 3))
 
 
 def test_nothing_is_computed_for_the_first_time_while_it_is_recorded() -> None:

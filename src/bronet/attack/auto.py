@@ -17,13 +17,11 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.run.attack_rows import Norm
 
-FEWEST_TARGETED_CLASSES = 4
+MIN_TARGETED_CLASSES = 4
 """Below this AutoAttack's targeted loss (DLR) does not exist."""
-TOLERATED_SHARE = 0.01
-"""Share of images that may have a flaw without a warning; a few saturated images are normal."""
 SAME_LOGITS = 1e-4
 """Relative difference of logits that float32 may show between two runs of the same program."""
-MOST_TARGETS = 9
+MAX_TARGETS = 9
 """Classes that the standard version aims at."""
 UNTARGETED = ["apgd-ce", "fab-t", "square"]
 """What is left of the standard version where the targeted loss does not exist."""
@@ -48,7 +46,7 @@ def autoattack(
     """Return the images that the standard AutoAttack finds in float32; the originals where it finds none."""
     from pyautoattack import AutoAttack
 
-    targeted = classes >= FEWEST_TARGETED_CLASSES
+    targeted = classes >= MIN_TARGETED_CLASSES
     attack = AutoAttack(
         model,
         norm={"l2": "L2", "linf": "Linf"}[norm],
@@ -58,8 +56,8 @@ def autoattack(
         attacks=None if targeted else UNTARGETED,
         device=images.device,
     )
-    attack.apgd_targeted.n_target_classes = min(MOST_TARGETS, classes - 1)
-    attack.fab.n_target_classes = min(MOST_TARGETS, classes - 1)
+    attack.apgd_targeted.n_target_classes = min(MAX_TARGETS, classes - 1)
+    attack.fab.n_target_classes = min(MAX_TARGETS, classes - 1)
     with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
         found, _ = attack.run_standard_evaluation(images.float(), labels, batch_size=len(images))
     return found
@@ -89,17 +87,12 @@ def preflight(
     findings = [
         (gradient.flatten(1).abs().amax(dim=1) == 0, "have no gradient: attacks that follow it cannot find anything"),
         (~gradient.flatten(1).isfinite().all(dim=1), "have a gradient that is not finite"),
+        (~logits.isfinite().all(dim=1), "have logits that are not finite"),
         (changed, "got other logits when asked twice: a random network needs an attack on its average"),
         (saturated, "have saturated logits: cross-entropy is flat there in this precision"),
         (logits.argmax(dim=1) != judged, "have another class in this precision than in float64, which judges"),
     ]
-    warnings = [
-        f"{int(flaw.sum())} of {len(images)} images {what}"
-        for flaw, what in findings
-        if float(flaw.double().mean()) > TOLERATED_SHARE
-    ]
-    if logits.shape[1] < FEWEST_TARGETED_CLASSES:
+    warnings = [f"{int(flaw.sum())} of {len(images)} images {what}" for flaw, what in findings if flaw.any()]
+    if logits.shape[1] < MIN_TARGETED_CLASSES:
         warnings.append(f"{logits.shape[1]} classes are too few for AutoAttack's targeted loss; that part is left out")
-    if not bool(logits.isfinite().all()):
-        warnings.append("some logits are not finite")
     return warnings

@@ -30,7 +30,7 @@ Recorder = Callable[[Work], Work]
 # Calls about as many images before these are recorded: libraries choose their algorithms, and passing sizes pass.
 ORDINARY_CALLS = 5
 # Recordings that are kept, and what one may keep of the device's memory.
-MOST_RECORDINGS = 4
+MAX_RECORDINGS = 4
 LARGEST_SHARE = 0.02
 # The largest entry of an image's gradient at the logits: far from the largest half (65504), and from the smallest.
 _SIZE = 256.0
@@ -108,7 +108,7 @@ class Recorded:
             return self.model(pixels)
         self.recordings[size] = recording
         self.recordings.move_to_end(size)
-        if len(self.recordings) > MOST_RECORDINGS:
+        if len(self.recordings) > MAX_RECORDINGS:
             self.recordings.popitem(last=False)
         logits: Tensor = _Replay.apply(pixels, recording)  # type: ignore[no-untyped-call]
         return logits
