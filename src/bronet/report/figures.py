@@ -89,8 +89,12 @@ def draw_curve(
         _draw_marks(axes, budgets, reach, theme)
         for number, (name, curve) in enumerate(curves.items()):
             color = theme.runs[number % len(theme.runs)]
-            _draw_run(axes, name, curve, color, reach=reach, fill=len(curves) == 1)
+            shown = curve.radius < reach
+            radius, accuracy = np.append(curve.radius[shown], reach), curve.accuracy[shown]
+            accuracy = np.append(accuracy, accuracy[-1])
+            axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter", label=name)
             if len(curves) == 1:
+                axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)
                 _label_values(axes, curve, budgets, color, theme)
         if len(curves) > 1:
             # Curves only fall, so the upper right corner is free.
@@ -149,15 +153,6 @@ def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: T
     axes.set_ylim(0, 1.05 + len(ends) * LINE_HEIGHT)
 
 
-def _draw_run(axes: Axes, name: str, curve: Curve, color: str, *, reach: float, fill: bool) -> None:
-    shown = curve.radius < reach
-    radius, accuracy = np.append(curve.radius[shown], reach), curve.accuracy[shown]
-    accuracy = np.append(accuracy, accuracy[-1])
-    axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter", label=name)
-    if fill:
-        axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)
-
-
 def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str, theme: Theme) -> None:
     """Write the certified accuracy next to the curve at each mark, lifting one that would cover the last."""
     width = len("100.0 %") * LETTER_WIDTH * axes.get_xlim()[1]
@@ -169,8 +164,7 @@ def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color:
             height = last_height + LINE_HEIGHT
         last_radius, last_height = value, height
         axes.plot(value, accuracy, "o", color=color, markersize=6, markeredgecolor=theme.paper, clip_on=False)
-        text = f" {100 * accuracy:.1f} %"
-        axes.text(value, height, text, fontsize=10.5, fontweight="bold", color=color)
+        axes.text(value, height, f" {100 * accuracy:.1f} %", fontsize=10.5, fontweight="bold", color=color)
 
 
 def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, " n"]:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from string import Template
 
 from bronet.report.evidence import Evidence
-from bronet.report.table import ABSENT, joined, markdown_table, number_text, percent, table_cells
+from bronet.report.table import ABSENT, DISTRIBUTION, joined, markdown_table, number_text, percent, table_cells
 from bronet.wording import bound_text
 
 IDEA = (
@@ -32,16 +32,13 @@ def build_page(run: Evidence, *, light: bytes, dark: bytes) -> str:
         **{f"certified at ε\u00a0=\u00a0{eps}": percent(share) for eps, share in statistics.certified.items()},
         "median radius": number_text(statistics.radius.median),
     }
-    headings = ("correct images", "median radius", "variance", "skewness")
+    headings = ("correct images", *DISTRIBUTION)
     numbers = (f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius))
     facts = {**run.record, "weights (SHA-256)": certificate.weights_sha256}
     trained = facts.pop("command", None)
     # The quick start trains and certifies by one command.
-    commands = [
-        *([str(trained)] if trained else []),
-        certificate.command,
-        shlex.join(["bronet", "report", str(run.folder)]),
-    ]
+    commands = [str(trained)] if trained else []
+    commands += [certificate.command, shlex.join(["bronet", "report", str(run.folder)])]
     return template.substitute(
         name=escape(run.name),
         subtitle=escape(f"{certificate.data}, {certificate.split} split, {certificate.images:,} images"),

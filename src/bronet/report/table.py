@@ -65,10 +65,6 @@ def json_summary(run: Evidence) -> str:
     """
     certificate, statistics = run.certificate, run.statistics
     median = statistics.radius.median
-    implied: Json = {"median_l1": None, "median_linf": None}
-    if math.isfinite(median):
-        implied["median_l1"] = implied_radius(median, norm="l1", pixels=certificate.pixels)
-        implied["median_linf"] = implied_radius(median, norm="linf", pixels=certificate.pixels)
     content: Json = {
         "run": run.name,
         "data": certificate.data,
@@ -78,17 +74,16 @@ def json_summary(run: Evidence) -> str:
         "clean_accuracy": statistics.clean_accuracy,
         "certified_accuracy": statistics.certified,
         "radius": {name: finite_or_none(value) for name, value in statistics.radius._asdict().items()},
-        "implied": implied,
+        "implied": {
+            "median_l1": finite_or_none(implied_radius(median, norm="l1", pixels=certificate.pixels)),
+            "median_linf": finite_or_none(implied_radius(median, norm="linf", pixels=certificate.pixels)),
+        },
         "naive": {
             "label": "not a proof: float32 forward, power iteration, no rounding budget",
             "certified_accuracy": run.naive().statistics.certified,
         },
         "classes": {
-            name: {
-                "images": own.images,
-                "clean_accuracy": own.clean_accuracy,
-                "certified_accuracy": own.certified,
-            }
+            name: {"images": own.images, "clean_accuracy": own.clean_accuracy, "certified_accuracy": own.certified}
             for name, own in run.by_class().items()
         },
         "attacks": [facts.plain() for facts in run.attacks],
