@@ -1,18 +1,14 @@
 """Descriptions of runs: frozen, validated, and written as text, without tensors or torch."""
 
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.architecture import BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.catalog import named_recipe, recipe_names
-from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
-from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, parse_budget
+from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.schema import DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, parse_budget
 from bronet.recipe.text import differing_keys, find_recipe, from_text, override, read_recipe, to_text
 
 __all__ = [
-    "DATASETS",
-    "Architecture",
     "BRONetArchitecture",
-    "CertifyRecipe",
     "DataRecipe",
-    "DatasetSpec",
     "LipConvNetArchitecture",
     "LossRecipe",
     "OptimRecipe",

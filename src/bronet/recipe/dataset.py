@@ -12,8 +12,6 @@ from bronet.records import require_range
 SPLITS = ("train", "test", "sample")
 """Parts of a data set; "sample" is the 500 test images of CIFAR-10 that the package holds."""
 BYTE_SCALE = 255
-DIGITS_SCALE = 16
-"""Each stored digit pixel counts the ink of a 4 x 4 block, so it lies in 0..16."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class DatasetSpec:
 DATASETS: dict[str, DatasetSpec] = {
     spec.name: spec
     for spec in (
-        DatasetSpec("digits", 1, 8, 8, 10, DIGITS_SCALE),
+        DatasetSpec("digits", 1, 8, 8, 10, scale=16),  # a pixel counts the ink of a 4 x 4 block
         DatasetSpec("cifar10", 3, 32, 32, 10),
         DatasetSpec("cifar100", 3, 32, 32, 100),
         DatasetSpec("tiny-imagenet", 3, 64, 64, 200),
