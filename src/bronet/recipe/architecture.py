@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from bronet.errors import BronetError
 from bronet.records import require_range
@@ -23,23 +23,30 @@ MAX_PIXELS = 4_096
 FRACTION_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 
 
-def check_settings(record: object, table: str, *limits: tuple[float, float, tuple[str, ...]]) -> None:
-    """Refuse settings that are none of their choices (`Literal`), or outside the limits (least, most, names).
+class Limits(NamedTuple):
+    """The least and the greatest value of a setting, in its annotation; in a tuple, of every entry."""
 
-    A setting that is None has no limits; in a tuple every entry has.
-    """
-    for name, hint in get_type_hints(type(record)).items():
-        if get_origin(hint) is Literal and getattr(record, name) not in get_args(hint):
-            choices = ", ".join(get_args(hint))
-            raise BronetError(f"{table}.{name} must be one of {choices}, got {getattr(record, name)!r}")
-    for least, most, names in limits:
-        for name in names:
-            value = getattr(record, name)
-            if isinstance(value, tuple):
-                for entry in value:
-                    require_range(f"each of {table}.{name}", entry, least, most)
-            elif value is not None:
-                require_range(f"{table}.{name}", value, least, most)
+    least: float
+    most: float
+
+
+Channels = Annotated[int, Limits(1, MAX_CHANNELS)]
+Pixels = Annotated[int, Limits(1, MAX_PIXELS)]
+Padding = Annotated[int, Limits(0, MAX_PIXELS)]
+Layers = Annotated[int, Limits(0, MAX_LAYERS)]
+
+
+def check_settings(record: object, table: str) -> None:
+    """Refuse settings that are none of their choices (`Literal`), or outside their limits; None has none."""
+    for name, hint in get_type_hints(type(record), include_extras=True).items():
+        value = getattr(record, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise BronetError(f"{table}.{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        if get_origin(hint) is Annotated and value is not None:
+            _, limits = get_args(hint)
+            several = isinstance(value, tuple)
+            for entry in value if several else (value,):
+                require_range(f"each of {table}.{name}" if several else f"{table}.{name}", entry, *limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,33 +60,25 @@ class BRONetArchitecture:
     """
 
     family: Literal["bronet"] = "bronet"
-    width: int = 512
-    depth: int = 12
-    dense_depth: int = 8
-    dense_width: int = 2048
+    width: Channels = 512
+    depth: Annotated[int, Limits(1, MAX_LAYERS)] = 12
+    dense_depth: Layers = 8
+    dense_width: Channels = 2048
     rank: str = "1/4"
     backbone: str = "bro"
     dense: DenseKind = "bro"
     neck: NeckKind = "cholesky"
-    neck_patch: int = 4
-    stem_kernel: int = 5
-    stem_stride: int = 2
-    stem_padding: int = 2
-    regularized_depth: int = 0
+    neck_patch: Pixels = 4
+    stem_kernel: Pixels = 5
+    stem_stride: Pixels = 2
+    stem_padding: Padding = 2
+    regularized_depth: Layers = 0
     padding_mode: PaddingMode | None = None
     keep_padding: bool = False
     centring: bool = True
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            "model",
-            (1, MAX_CHANNELS, ("width", "dense_width")),
-            (1, MAX_PIXELS, ("neck_patch", "stem_kernel", "stem_stride")),
-            (0, MAX_PIXELS, ("stem_padding",)),
-            (1, MAX_LAYERS, ("depth",)),
-            (0, MAX_LAYERS, ("dense_depth", "regularized_depth")),
-        )
+        check_settings(self, "model")
         _require_even("width", self.width)
         _require_even("dense_width", self.dense_width)
         _require_word("backbone", self.backbone)
@@ -96,18 +95,17 @@ class LipConvNetArchitecture:
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
-    depth: int = 10
-    width: int = 32
+    depth: Annotated[int, Limits(5, MAX_LAYERS)] = 10
+    width: Annotated[int, Limits(2, MAX_CHANNELS)] = 32
     rank: str = "1/8"
     backbone: str = "bro"
-    kernel: int = 3
+    kernel: Pixels = 3
     activation: Literal["maxmin", "householder1", "householder2"] = "maxmin"
     head: HeadKind = "lln"
     strided_last: bool = True
 
     def __post_init__(self) -> None:
-        limits = ((2, MAX_CHANNELS, ("width",)), (1, MAX_PIXELS, ("kernel",)), (5, MAX_LAYERS, ("depth",)))
-        check_settings(self, "model", *limits)
+        check_settings(self, "model")
         _require_even("width", self.width)
         if self.depth % 5 != 0:
             raise BronetError(f"model.depth of a LipConvNet must be a multiple of 5, got {self.depth}")
@@ -126,14 +124,14 @@ class StackArchitecture:
 
     family: Literal["stack"] = "stack"
     layer: str
-    widths: tuple[int, ...]
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
-    dense_widths: tuple[int, ...] = ()
-    patch: int = 1
-    pool: int = 1
-    hidden: int | None = None
-    dense_hidden: int | None = None
+    widths: Annotated[tuple[int, ...], Limits(1, MAX_CHANNELS)]
+    kernels: Annotated[tuple[int, ...], Limits(1, MAX_PIXELS)]
+    strides: Annotated[tuple[int, ...], Limits(1, MAX_PIXELS)]
+    dense_widths: Annotated[tuple[int, ...], Limits(1, MAX_CHANNELS)] = ()
+    patch: Pixels = 1
+    pool: Pixels = 1
+    hidden: Annotated[int | None, Limits(1, MAX_CHANNELS)] = None
+    dense_hidden: Annotated[int | None, Limits(1, MAX_CHANNELS)] = None
     activation: Literal["maxmin", "none"] = "maxmin"
 
     def __post_init__(self) -> None:
@@ -142,12 +140,7 @@ class StackArchitecture:
             counts = f"{len(self.widths)}, {len(self.kernels)} and {len(self.strides)}"
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
         require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MAX_LAYERS)
-        check_settings(
-            self,
-            "model",
-            (1, MAX_CHANNELS, ("widths", "dense_widths", "hidden", "dense_hidden")),
-            (1, MAX_PIXELS, ("kernels", "strides", "patch", "pool")),
-        )
+        check_settings(self, "model")
         if self.activation == "maxmin":
             for width in (*self.widths, *self.dense_widths):
                 _require_even("each of widths and dense_widths", width)

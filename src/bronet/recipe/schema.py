@@ -6,11 +6,12 @@ A recipe is frozen and validated when it is made, and knows no tensors. Perturba
 
 import reprlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import MAX_PIXELS, Architecture, check_settings, parse_fraction
+from bronet.recipe.architecture import MAX_PIXELS, Architecture, Limits, Padding, check_settings, parse_fraction
 from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.records import require_range
 
 Border = Literal["black", "edge", "mirror"]
 RandAugmentOps = Literal["all", "photometric"]
@@ -23,6 +24,13 @@ MIN_RATE, MAX_RATE = 1e-12, 1e3
 """Learning rates: float32 weights do not change below this range, and do not stay finite above it."""
 MAX_WEIGHT = 1e6
 """For a term or a scale of a loss: with a thousand classes float32 can represent it and its square."""
+
+Share = Annotated[float, Limits(0, 1)]
+Images = Annotated[int, Limits(0, MAX_IMAGES)]
+Count = Annotated[int, Limits(1, MAX_EPOCHS)]
+CountOrNone = Annotated[int, Limits(0, MAX_EPOCHS)]
+Scale = Annotated[float, Limits(1 / MAX_WEIGHT, MAX_WEIGHT)]
+Weight = Annotated[float, Limits(0, MAX_WEIGHT)]
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
@@ -49,16 +57,16 @@ class DataRecipe:
     """
 
     name: str
-    crop_padding: int = 0
+    crop_padding: Padding = 0
     flip: bool = False
-    randaugment_probability: float = 0.0
+    randaugment_probability: Share = 0.0
     randaugment_ops: RandAugmentOps = "all"
     border: Border = "black"
-    held_out: int = 0
+    held_out: Images = 0
     resize: tuple[int, ...] = ()
     synthetic: str = ""
-    synthetic_batch: int = 0
-    synthetic_crop_padding: int = 2
+    synthetic_batch: Images = 0
+    synthetic_crop_padding: Padding = 2
     channels: int = 0
     height: int = 0
     width: int = 0
@@ -66,14 +74,9 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         spec = self.spec()
-        check_settings(
-            self,
-            "data",
-            (0, MAX_PIXELS, ("crop_padding", "synthetic_crop_padding")),
-            (0, MAX_IMAGES, ("held_out", "synthetic_batch")),
-            (0, 1, ("randaugment_probability",)),
-            (max(spec.height, spec.width), MAX_PIXELS, ("resize",)),
-        )
+        check_settings(self, "data")
+        for side in self.resize:
+            require_range("each of data.resize", side, max(spec.height, spec.width), MAX_PIXELS)
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
             raise BronetError(f"data.resize must be a range such as [224, 288], got {list(self.resize)}")
         if bool(self.synthetic) != bool(self.synthetic_batch):
@@ -103,28 +106,21 @@ class LossRecipe:
     """
 
     name: Literal["la", "ce", "ce+cr"] = "la"
-    temperature: float = 0.75
-    offset: float = 2.0
-    beta: float = 5.0
-    gamma: float = 0.5
+    temperature: Scale = 0.75
+    offset: Weight = 2.0
+    beta: Weight = 5.0
+    gamma: Weight = 0.5
     cr: Literal["radius", "margin"] = "radius"
-    scale: float = 1.0
+    scale: Scale = 1.0
     emma: bool = False
     emma_eps: str = "108/255"
     emma_start_eps: str = "3.6/255"
-    emma_ramp: float = 0.5
-    teacher: float = 0.0
-    teacher_epochs: int = 8
+    emma_ramp: Share = 0.5
+    teacher: Share = 0.0
+    teacher_epochs: Count = 8
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            "loss",
-            (1 / MAX_WEIGHT, MAX_WEIGHT, ("temperature", "scale")),
-            (0, MAX_WEIGHT, ("offset", "beta", "gamma")),
-            (0, 1, ("emma_ramp", "teacher")),
-            (1, MAX_EPOCHS, ("teacher_epochs",)),
-        )
+        check_settings(self, "loss")
         if self.teacher and self.name != "la":
             raise BronetError(
                 f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
@@ -148,28 +144,19 @@ class OptimRecipe:
     """
 
     name: Literal["nadam", "sgd", "muon"] = "nadam"
-    lr: float
-    weight_decay: float = 0.0
-    momentum: float = 0.9
-    clip_norm: float | None = 3.0
-    lookahead_steps: int = 6
-    lookahead_alpha: float = 0.5
+    lr: Annotated[float, Limits(MIN_RATE, MAX_RATE)]
+    weight_decay: Annotated[float, Limits(0, MAX_RATE)] = 0.0
+    momentum: Share = 0.9
+    clip_norm: Annotated[float | None, Limits(MIN_RATE, 1 / MIN_RATE)] = 3.0
+    lookahead_steps: CountOrNone = 6
+    lookahead_alpha: Share = 0.5
     schedule: Literal["cosine", "linear", "milestones"] = "cosine"
-    warmup_epochs: int = 0
-    milestones: tuple[int, ...] = ()
-    milestone_factor: float = 0.1
+    warmup_epochs: CountOrNone = 0
+    milestones: Annotated[tuple[int, ...], Limits(1, MAX_EPOCHS)] = ()
+    milestone_factor: Share = 0.1
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            "optim",
-            (MIN_RATE, MAX_RATE, ("lr",)),
-            (0, MAX_RATE, ("weight_decay",)),
-            (MIN_RATE, 1 / MIN_RATE, ("clip_norm",)),
-            (0, MAX_EPOCHS, ("lookahead_steps", "warmup_epochs")),
-            (0, 1, ("momentum", "lookahead_alpha", "milestone_factor")),
-            (1, MAX_EPOCHS, ("milestones",)),
-        )
+        check_settings(self, "optim")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise BronetError(f"optim.milestones must be growing epochs, got {list(self.milestones)}")
 
@@ -183,24 +170,18 @@ class TrainRecipe:
     `ema_decay` above 0 the final weights are the running average of the trained ones.
     """
 
-    epochs: int
-    batch_size: int
+    epochs: Count
+    batch_size: Annotated[int, Limits(1, MAX_BATCH)]
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"
-    power_iterations: int = 10
-    checkpoint_every: int = 1
-    keep_checkpoints: int = 1
-    validate_every: int = 0
+    power_iterations: Count = 10
+    checkpoint_every: Count = 1
+    keep_checkpoints: Count = 1
+    validate_every: CountOrNone = 0
     ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            "train",
-            (1, MAX_EPOCHS, ("epochs", "power_iterations", "checkpoint_every", "keep_checkpoints")),
-            (1, MAX_BATCH, ("batch_size",)),
-            (0, MAX_EPOCHS, ("validate_every",)),
-        )
+        check_settings(self, "train")
         if not 0 <= self.ema_decay < 1:
             raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
         check_seed(self.seed, name="train.seed")
