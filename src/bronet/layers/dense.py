@@ -6,7 +6,6 @@ factored form: an m x m matrix is never formed, however wide the layer. `orthogo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -37,13 +36,6 @@ from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
-
-
-class DenseFactors(NamedTuple):
-    """V and (V'V + e I)^-1."""
-
-    V: Tensor
-    inverse: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class _Dense(DerivedLayer[torch.dtype, T]):
         return f"{self.in_features}, {self.out_features}"
 
 
-class BROLinear(_Dense[DenseFactors], ReflectorLayer[torch.dtype, DenseFactors]):
+class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple[Tensor, Tensor]]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -109,25 +101,24 @@ class BROLinear(_Dense[DenseFactors], ReflectorLayer[torch.dtype, DenseFactors])
         self.residual = residual_of(self.weight, residual_depth)
         self.reset_parameters()
 
-    def derive(self, key: torch.dtype) -> DenseFactors:
+    def derive(self, key: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return V and (V'V + e I)^-1."""
         V = unit_scaled(self.V(key))
-        return DenseFactors(V, dense_inverse(V, ridge=self.ridge))
+        return V, dense_inverse(V, ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "BROLinear")
         x = to_autocast(x)
         precision = self.precision_for(x)
         with without_autocast(x.device.type):
-            V, inverse = self._factors(precision, x.dtype)
+            if self.keeps_derived:
+                V, inverse = self.derived(precision)
+            else:
+                V = unit_scaled(self.V(precision))
+                prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, x.dtype, self.ridge))
+                with torch.no_grad():
+                    inverse = dense_inverse(V, ridge=self.ridge) if prepared is None else prepared
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
-
-    def _factors(self, precision: torch.dtype, dtype: torch.dtype) -> DenseFactors:
-        if self.keeps_derived:
-            return self.derived(precision)
-        V = unit_scaled(self.V(precision))
-        prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, dtype, self.ridge))
-        with torch.no_grad():
-            return DenseFactors(V, dense_inverse(V, ridge=self.ridge) if prepared is None else prepared)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_features, "BROLinear")

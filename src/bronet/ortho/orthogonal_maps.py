@@ -135,16 +135,11 @@ def bcop_kernel(
         return kernel
     R = bjorck(halves, steps=steps)
     projections = R @ R.mT
+    eye = torch.eye(n, dtype=core.dtype, device=core.device)
     for P, Q in zip(projections[0::2], projections[1::2], strict=True):
-        kernel = block_convolution(kernel, projection_factor(P, Q))
+        rows = [torch.stack((left @ Q, left @ (eye - Q)), dim=-1) for left in (P, eye - P)]
+        kernel = block_convolution(kernel, torch.stack(rows, dim=-2))
     return kernel
-
-
-def projection_factor(P: Float[Tensor, "c c"], Q: Float[Tensor, "c c"]) -> Float[Tensor, "c c 2 2"]:
-    """Return the 2 x 2 kernel of two projections."""
-    eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    rows = [torch.stack((left @ Q, left @ (eye - Q)), dim=-1) for left in (P, eye - P)]
-    return torch.stack(rows, dim=-2)
 
 
 def block_convolution(X: Float[Tensor, "m n kx kx"], Y: Float[Tensor, "n p ky ky"]) -> Float[Tensor, "m p kz kz"]:

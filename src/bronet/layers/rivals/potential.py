@@ -62,11 +62,6 @@ class PotentialConv2d(Convolution[Key, Tensor]):
         require_counts(hidden_channels=hidden)
         self.weight = nn.Parameter(empty(hidden, self.channels, self.kernel_size, self.kernel_size))
         self.bias = nn.Parameter(empty(hidden))
-        self.make_normalization()
-
-    @abstractmethod
-    def make_normalization(self) -> None:
-        """Make what brings |U| to one, like `weight` in device and dtype."""
 
     @abstractmethod
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
@@ -118,14 +113,15 @@ class CPLConv2d(PotentialConv2d):
     parameter_methods: ClassVar[tuple[str, ...]] = ("update_estimate",)
     power_vector: Tensor
 
-    def make_normalization(self) -> None:
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        super().make_parameters(empty, options)
         h, w = _ESTIMATED_SIZE
         if self.input_size is not None:
             h, w = (side // self.stride for side in self.input_size)
         # A circular convolution on this grid contains the zero-padded one: its norm is what proofs of large images use.
         margin = 0 if self.circular else self.kernel_size - 1
         self._proved: tuple[tuple[int, int], BoundedKernel] | None = None
-        self.register_buffer("power_vector", self.weight.new_empty(1, self.channels, h + margin, w + margin))
+        self.register_buffer("power_vector", empty(1, self.channels, h + margin, w + margin))
 
     def reset_parameters(self) -> None:
         """Start from normals that keep the variance, and an estimate of their norm."""
@@ -183,7 +179,8 @@ class SLLConv2d(PotentialConv2d):
     for every parameter and image size. As relu is positively homogeneous, T^-1 is split evenly.
     """
 
-    def make_normalization(self) -> None:
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        super().make_parameters(empty, options)
         self.log_q = nn.Parameter(torch.zeros_like(self.bias))
 
     def reset_parameters(self) -> None:

@@ -10,7 +10,6 @@ edges where Bjorck's iteration has converged, whose residual only shrinks singul
 Proofs are of the kernel that came out, and go through patches and matrix products.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -33,9 +32,9 @@ from bronet.proof.proved_map import Product, ProvedMap, linear
 
 
 class SpatialConv2d(Convolution[torch.dtype, Tensor]):
-    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes, k odd; arguments as in `Convolution`.
+    """A convolution with the kernel (c_out, c_in, k, k) that `derive` makes in a given precision, k odd.
 
-    Its parameter has the shape of the kernel, unless `make_parameters` says otherwise.
+    Its parameter has the shape of the kernel, unless `make_parameters` says otherwise. Arguments as in `Convolution`.
     """
 
     needs_odd_kernel: ClassVar[bool] = True
@@ -43,10 +42,6 @@ class SpatialConv2d(Convolution[torch.dtype, Tensor]):
     def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
         k = self.kernel_size
         self.weight = nn.Parameter(empty(self.out_channels, self.inner_channels, k, k))
-
-    @abstractmethod
-    def derive(self, key: torch.dtype) -> Tensor:
-        """Return the kernel in the precision `key`."""
 
     def kernel_norm(self, kernel: Tensor, size: tuple[int, int]) -> float:
         """Return a proved upper bound on the norm of the convolution with this kernel on images of this size."""
