@@ -10,10 +10,9 @@ import torch
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.run import provenance
 from bronet.run.folder import create_run, open_run
-from bronet.run.provenance import describe_run
-from bronet.train import train
+from bronet.train import provenance, train
+from bronet.train.provenance import describe_run
 from generated_images import class_folders
 
 RECIPE = named_recipe("digits/quickstart")
