@@ -8,16 +8,14 @@ rounded mean would shift every activation.
 A record is published without what belongs to one machine only: an absolute path in a command becomes its last part.
 """
 
-import json
 import re
-import shutil
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes, replace_file, replace_text
+from bronet.files import Json, read_object, replace_bytes, replace_text
 from bronet.pretrained.network import (
     WEIGHTS,
     PretrainedConfig,
@@ -58,17 +56,16 @@ def save_pretrained(run: RunFolder | Path | str, folder: Path | str) -> Path:
     return folder
 
 
-def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with two or more dimensions as bf16, the others unchanged."""
-    return {
-        name: tensor.to(torch.bfloat16) if tensor.ndim > 1 and tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
-    }
-
-
 def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
-    """Write the rounded weights with the recipe; rounding twice gives the same bytes as rounding once."""
-    save_weights(path, rounded(model.state_dict()), recipe=recipe)
+    """Write the weights with the recipe, tensors with two or more dimensions as bf16, the others unchanged.
+
+    Rounding twice gives the same bytes as rounding once.
+    """
+    rounded = {
+        name: tensor.to(torch.bfloat16) if tensor.ndim > 1 and tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    save_weights(path, rounded, recipe=recipe)
 
 
 def round_run(run: RunFolder | Path | str, out: Path | str) -> RunFolder:
@@ -109,12 +106,8 @@ def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
             return run
     else:
         create_run(out, network.recipe)
-    replace_text(run.record, json.dumps({**network.record, "pretrained": network.name}, indent=2) + "\n")
-
-    def copy(temporary: Path) -> None:
-        shutil.copyfile(network.weights, temporary)
-
-    replace_file(run.weights, copy)
+    run.write_record({**network.record, "pretrained": network.name})
+    replace_bytes(run.weights, network.weights.read_bytes())
     return run
 
 
@@ -129,15 +122,15 @@ def _is_of(run: RunFolder, network: TrainedNetwork) -> bool:
 
 def published_text(text: str) -> str:
     """Return a text with each absolute path replaced by its last part."""
-    return ABSOLUTE.sub(lambda match: _last_part(match[0]), text)
+
+    def last_part(match: re.Match[str]) -> str:
+        path = PurePosixPath(match[0]) if match[0].startswith("/") else PureWindowsPath(match[0])
+        return path.name or match[0]
+
+    return ABSOLUTE.sub(last_part, text)
 
 
 def published_record(path: Path) -> Json:
     """Return the record in a file, published; empty if there is no such file."""
     record = read_object(path) if path.exists() else {}
     return {key: published_text(value) if isinstance(value, str) else value for key, value in record.items()}
-
-
-def _last_part(path: str) -> str:
-    kind = PurePosixPath if path.startswith("/") else PureWindowsPath
-    return kind(path).name or path
