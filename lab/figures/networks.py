@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bronet
-from bronet.graph.estimate import layers_of
+from bronet.graph.model import layers_of
 from bronet.layers import (
     Bias,
     BROConv2d,

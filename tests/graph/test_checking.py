@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bronet import BROConv2d, BronetError, check, convert, create_model, prove
 from bronet.cli import app
-from bronet.graph.activations import SLOPES
+from bronet.graph.nonlinear import SLOPES
 from bronet.recipe import named_recipe
 from bronet.run.folder import create_run
 from bronet.run.weights import save_weights

@@ -8,7 +8,7 @@ import torch
 
 import bronet
 from bronet.graph import prove
-from bronet.graph.estimate import layers_of
+from bronet.graph.model import layers_of
 from bronet.recipe.architecture import NAMED
 from lab.figures import drawings, idea, networks, point_networks
 

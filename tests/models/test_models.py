@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bronet import BROConv2d, BROLinear, BronetError, build_model, create_model, prove
-from bronet.graph.estimate import layers_of
+from bronet.graph.model import layers_of
 from bronet.recipe.architecture import NAMED, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.dataset import DATASETS, DatasetSpec
 

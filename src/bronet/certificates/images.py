@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.graph.faithful import require_module, unwrapped
 from bronet.graph.model import CertifiableModel
 from bronet.graph.network import prove
+from bronet.graph.trace import unwrapped
 from bronet.layers.base import IMAGE_AXES
 
 
@@ -26,7 +26,6 @@ def certified_radius(model: nn.Module, images: Any, *, batch_size: int | None = 
             array; of one image the result has no dimension.
         batch_size: images that are computed at once, by default as many as suit the device.
     """
-    require_module(model)
     batch, is_single = _as_batch(unwrapped(model), images)
     at_once = images_at_once(batch.device, batch_size)
     network = prove(model, tuple(batch.shape[1:]))

@@ -1,7 +1,7 @@
 """Models as graphs of proved maps: any module is read, bounded and proved; torch's own are converted."""
 
 from bronet.graph.checking import Checked, LayerCheck, check
-from bronet.graph.conversion import convert
+from bronet.graph.conversion import Converted, convert
 from bronet.graph.model import CertifiableModel, Chain
 from bronet.graph.network import ProvedBatch, ProvedNetwork, prove
 
@@ -9,6 +9,7 @@ __all__ = [
     "CertifiableModel",
     "Chain",
     "Checked",
+    "Converted",
     "LayerCheck",
     "ProvedBatch",
     "ProvedNetwork",

@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from bronet.graph.faithful import UnreadableError, require_module, unwrapped
-from bronet.graph.network import shape_for
+from bronet.graph.network import constants_of, shape_for
 from bronet.graph.reading import read
-from bronet.graph.recorder import Operation
+from bronet.graph.trace import UnreadableError, unwrapped
 from bronet.wording import bound_text
 
 _WIDTH = 110
@@ -101,33 +100,33 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
     "certifiable" does a certificate follow that counts the rounding of the forward pass as well. A network of this
     library knows its shape; every other needs `input_shape`, (channel, height, width) without the batch.
     """
-    require_module(model)
     model = unwrapped(model)
     shape = shape_for(model, input_shape, "input_shape")
     try:
         graph = read(model, shape)
     except UnreadableError as error:
         return Checked((), None, Verdict.UNBOUNDED, str(error))
-    layers = tuple(_layer(operation) for operation in graph.operations)
-    if graph.constants is None:
-        first = next(layer for layer in layers if layer.bound is None)
-        where = f" at {first.place}" if first.place else ""
-        explanation = f"no bound is known for {first.path} ({first.kind}){where}: {first.reason}"
+    layers = tuple(
+        LayerCheck(
+            op.name,
+            op.kind,
+            op.proved.output_shape,
+            op.proved.lipschitz if op.known else None,
+            op.proved.remark or "proved",
+            op.place,
+        )
+        for op in graph.operations
+    )
+    unknown = next((op for op in graph.operations if not op.known), None)
+    if unknown is not None:
+        explanation = f"no bound is known for {unknown}: {unknown.proved.remark}"
         return Checked(layers, None, Verdict.UNBOUNDED, explanation)
-    total = graph.constants[-1]
-    rounded = next((op for op in graph.operations if math.isinf(op.node.proved.gain)), None)
+    total = constants_of(graph)[-1]
+    rounded = next((op for op in graph.operations if math.isinf(op.proved.gain)), None)
     if rounded is not None:
-        explanation = f"in real arithmetic only, as the rounding of {rounded.node.name} ({rounded.kind}) is not known"
+        explanation = f"in real arithmetic only, as the rounding of {rounded} is not known"
         return Checked(layers, total, Verdict.BOUNDED, explanation)
-    explanation = "every layer is proved, with its rounding"
-    return Checked(layers, total, Verdict.CERTIFIABLE, explanation)
-
-
-def _layer(operation: Operation) -> LayerCheck:
-    proved = operation.node.proved
-    bound = None if math.isinf(proved.lipschitz) else proved.lipschitz
-    reason = proved.remark or "proved"
-    return LayerCheck(operation.node.name, operation.kind, proved.output_shape, bound, reason, operation.place)
+    return Checked(layers, total, Verdict.CERTIFIABLE, "every layer is proved, with its rounding")
 
 
 def _number(bound: float | None) -> str:

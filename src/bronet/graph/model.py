@@ -2,16 +2,19 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, fx, nn
 
 from bronet.errors import BronetError
-from bronet.graph.estimate import estimate, units_of
-from bronet.layers.activation import Block
+from bronet.graph import linear, moves
+from bronet.graph.trace import Symbol, Walk, is_single, symbols_in, traced, where
 from bronet.layers.base import LipschitzLayer
+from bronet.layers.activation import Block
 from bronet.layers.execution import prepared
 from bronet.layers.head import Head
 
@@ -55,7 +58,11 @@ class CertifiableModel(nn.Module):
 
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the constant before the head as training sees it; differentiable, no bound."""
-        return estimate(self, self.head)
+        one = next(self.head.parameters()).new_ones(())
+        result = _Estimate(self, _trace_of(self)).run(_Constant(one))
+        if not isinstance(result, _Constant) or not result.is_of_head:
+            raise BronetError(f"the forward of {type(self).__name__} must end with its head to be trained")
+        return result.value
 
     def gap_lipschitz(self) -> Float[Tensor, "k k"]:
         """Return the Lipschitz constants of f_t - f_j as training sees them; differentiable, no bound."""
@@ -88,3 +95,76 @@ class Chain(CertifiableModel):
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         logits: Tensor = self.head(self.layers(images))
         return logits
+
+
+Unit = Block | LipschitzLayer
+
+
+def units_of(module: nn.Module) -> Iterator[Unit]:
+    """Yield a model's blocks, and its Lipschitz layers outside of blocks, in the order of registration."""
+    if isinstance(module, (Block, LipschitzLayer)):
+        yield module
+        return
+    for part in module.children():
+        yield from units_of(part)
+
+
+def layers_of(module: nn.Module, path: str = "") -> Iterator[tuple[str, LipschitzLayer]]:
+    """Yield every Lipschitz layer that is no part of another, with its path, in the order of registration."""
+    if isinstance(module, LipschitzLayer):
+        yield path, module
+        return
+    for name, part in module.named_children():
+        yield from layers_of(part, f"{path}.{name}" if path else name)
+
+
+class _Constant(Symbol):
+    """An activation's constant as training sees it; the head's is that of what it is given."""
+
+    def __init__(self, value: Tensor, *, is_of_head: bool = False) -> None:
+        self.value, self.is_of_head = value, is_of_head
+
+
+class _Estimate(Walk):
+    """The walk of the trace that multiplies constants; a layer that is used twice counts twice."""
+
+    module: CertifiableModel
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module, (x,) = self.module.get_submodule(target), symbols_in((args, kwargs))
+        if module is self.module.head:
+            return _Constant(x.value, is_of_head=True)
+        if isinstance(module, (Block, LipschitzLayer)):
+            return _Constant(x.value * module.lipschitz_estimate())
+        if is_single(module) and not any(True for _ in module.parameters()):
+            return x
+        raise BronetError(
+            f"{target} must be a Lipschitz layer to be trained with its constant, got {type(module).__name__}"
+        )
+
+    def operation(self, call: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        given, target = symbols_in((args, settings)), self.current.target
+        rule = linear.FUNCTIONS.get(target)
+        if rule in (linear.add, linear.subtract):
+            return _Constant(torch.stack([x.value for x in given]).sum()) if len(given) > 1 else given[0]
+        if rule in (linear.multiply, linear.divide) and len(given) == 1:
+            x, number = given[0].value, torch.as_tensor(next(a for a in args if not isinstance(a, Symbol))).abs()
+            return _Constant(x * number.max() if rule is linear.multiply else x / number.min())
+        if target in (torch.cat, torch.concat, torch.stack):
+            return _Constant(torch.stack([x.value for x in given]).square().sum().sqrt())
+        if target in moves.FUNCTIONS or target in _KEEPING:
+            return given[0]
+        raise BronetError(f"{where(self.current)} has no constant for training; see bronet.check")
+
+
+_KEEPING = (*moves.PARTS, "size", getattr, "relu", torch.relu, nn.functional.relu)
+_TRACES: WeakKeyDictionary[nn.Module, tuple[object, fx.Graph]] = WeakKeyDictionary()
+
+
+def _trace_of(model: nn.Module) -> fx.Graph:
+    """Return the trace of a model, made anew when a part of it is another."""
+    parts = tuple((path, id(part)) for path, part in model.named_modules())
+    known = _TRACES.get(model)
+    if known is None or known[0] != parts:
+        known = _TRACES[model] = (parts, traced(model))
+    return known[1]

@@ -4,9 +4,16 @@ The claim (docs/soundness.md): if an image has radius r, the float64 program com
 point within l2 distance r. Two budgets make it hold for the program, not only for real arithmetic: one for the rounding
 at the image, one for the rounding at a point of the ball, which grows with r. Both are linear in r, so the largest r is
 found by a division. A radius also ends where a number could overflow. No estimate enters, and TF32 plays no part.
+
+Disjoint parts of one value S that are processed apart and concatenated again move by |M t| at most, where t are the
+movements of the parts, |t| <= |movement of S|, and M is a small matrix of constants that are not negative: each part
+starts a row of its own, a map multiplies rows by its constant, a sum adds rows, a concatenation stacks them. At the
+concatenation the norm of M multiplies the constant of S: for two halves the larger of two constants, where the root of
+the sum of their squares is all that the joined distances say.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,15 +22,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.graph.constants import ProvedNode
-from bronet.graph.faithful import require_module, unwrapped
 from bronet.graph.model import CertifiableModel
+from bronet.graph.operations import Graph, Operation
 from bronet.graph.reading import read
-from bronet.graph.recorder import Graph
+from bronet.graph.trace import unwrapped
 from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.proof.budget import TENSOR_SLACK, Budget, joined_constant
-from bronet.proof.proved_map import ProvedMap
+from bronet.proof.proved_map import Join, ProvedMap
 from bronet.proof.rounding import up
+from bronet.proof.spectral import largest_singular_value
 from bronet.radius import targeted_radii
 
 
@@ -46,7 +53,7 @@ class ProvedNetwork:
     image to value v, where value 0 is the image and value k + 1 what node k gives.
     """
 
-    nodes: tuple[ProvedNode, ...]
+    nodes: tuple[Operation, ...]
     constants: tuple[float, ...]
     image_shape: tuple[int, ...]
     device: torch.device
@@ -150,16 +157,19 @@ def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> Prove
     Weights and settings are read once, here. Running means are used as in evaluation, whatever mode the model is in.
     Guaranteed: on two random images the network computes what the model's copy in float64 computes.
     """
-    require_module(model)
     model = unwrapped(model)
     shape = shape_for(model, image_shape)
-    graph = read(model, shape)
-    require_known(graph, type(model).__name__)
-    assert graph.constants is not None
-    output = graph.nodes[-1].proved.output_shape if graph.nodes else shape
+    graph, name = read(model, shape), type(model).__name__
+    for operation in graph.operations:
+        if not operation.known or math.isinf(operation.proved.gain):
+            raise BronetError(
+                f"{name} cannot be proved: {operation}: {operation.proved.remark}; "
+                "bronet.convert makes a network that can"
+            )
+    output = graph.operations[-1].proved.output_shape if graph.operations else shape
     if len(output) != 1 or output[0] < 2:
-        raise BronetError(f"{type(model).__name__} must return logits of at least 2 classes, got shape {output}")
-    return ProvedNetwork(graph.nodes, graph.constants, shape, graph.device)
+        raise BronetError(f"{name} must return logits of at least 2 classes, got shape {output}")
+    return ProvedNetwork(graph.operations, constants_of(graph), shape, graph.device)
 
 
 def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "image_shape") -> tuple[int, ...]:
@@ -174,14 +184,49 @@ def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "imag
     return wanted
 
 
-def require_known(graph: Graph, name: str) -> None:
-    """Raise unless the bound and the rounding of every operation are known."""
-    for operation in graph.operations:
-        proved = operation.node.proved
-        if math.isinf(proved.lipschitz) or math.isinf(proved.gain):
-            where = f" at {operation.place}" if operation.place else ""
-            kind = f" ({operation.kind})" if operation.module is not None else ""
-            raise BronetError(
-                f"{name} cannot be proved: {operation.node.name}{kind}{where}: {proved.remark}; "
-                "bronet.convert makes a network that can"
-            )
+_Row = tuple[float, ...]
+
+
+def constants_of(graph: Graph) -> tuple[float, ...]:
+    """Return an upper bound on the constant from the image to every value, the image's own first.
+
+    Every operation must have a bound.
+    """
+    constants, rows = [1.0], [dict[int, _Row]()]
+    parts = _disjoint_parts(graph)
+    for value, node in enumerate(graph.operations, start=1):
+        L, join = node.proved.lipschitz, node.proved.join
+        best = up(joined_constant([constants[i] for i in node.inputs], join) * L)
+        own: dict[int, _Row] = {}
+        for source in set.intersection(*(set(rows[i]) for i in node.inputs)):
+            matrix = [rows[i][source] for i in node.inputs]
+            own[source] = tuple(up(joined_constant(column, join) * L) for column in zip(*matrix, strict=True))
+            # Seen from the source: the norm of M where rows are stacked, that of the one row where they are added.
+            relative = up(_norm(matrix) * L) if join is Join.ROOT_OF_SQUARES else _norm([own[source]])
+            best = min(best, up(relative * constants[source]))
+            for outer, before in rows[source].items():
+                through = tuple(up(relative * entry) for entry in before)
+                own[outer] = min(own.get(outer, through), through, key=sum)
+        if value in parts:
+            source, position, count = parts[value]
+            own[source] = tuple(float(k == position) for k in range(count))
+        constants.append(best)
+        rows.append(own)
+    return tuple(constants)
+
+
+def _norm(matrix: Sequence[_Row]) -> float:
+    return largest_singular_value(torch.tensor(matrix, dtype=torch.float64))
+
+
+def _disjoint_parts(graph: Graph) -> dict[int, tuple[int, int, int]]:
+    """Return, for parts of a value of which no two share an entry: the value, the part's number, and how many."""
+    by_source: dict[int, list[int]] = {}
+    for value in graph.selected:
+        by_source.setdefault(graph.operations[value - 1].inputs[0], []).append(value)
+    found: dict[int, tuple[int, int, int]] = {}
+    for source, parts in by_source.items():
+        entries = torch.cat([graph.selected[part].flatten() for part in parts]).sort().values
+        if len(parts) > 1 and bool((entries[1:] > entries[:-1]).all()):
+            found |= {part: (source, position, len(parts)) for position, part in enumerate(parts)}
+    return found

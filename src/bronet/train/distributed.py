@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bronet.errors import BronetError
-from bronet.graph.estimate import units_of
+from bronet.graph.model import units_of
 from bronet.layers.execution import PreparedLayer
 from bronet.layers.shift import Centring, local_mean
 from bronet.models import CertifiableModel

@@ -1,0 +1,298 @@
+"""Rules of products with constants, shifts, sums, means and changes of size; `FUNCTIONS` and `MODULES` say whose."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bronet.graph.operations import (
+    BY_DEFINITION,
+    Apply,
+    Input,
+    ModuleRule,
+    NoRuleError,
+    Output,
+    Rule,
+    axes_of,
+    pair_of,
+    with_attributes,
+)
+from bronet.layers.head import upper_gaps
+from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
+from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.spectral import absolute_norm, largest_singular_value
+
+_OF_WEIGHTS = "norm of these weights"
+
+
+def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None) -> ProvedMap:
+    """x W' + b on the last axis; the gaps of its differences where they are the logits."""
+    if weight.is_complex():
+        raise NoRuleError("complex weights are not bounded")
+    weight = weight.detach().double().clone()
+    norm = largest_singular_value(weight)
+    gain = gain_of_products([Product(norm, absolute_norm(weight), weight.shape[1])])
+    plain = ProvedMap(lambda x: x @ weight.mT, out.shape, norm, gain, UNDERFLOW, _OF_WEIGHTS)
+    are_logits = out.is_last and len(out.shape) == 1
+    return replace(_biased(plain, bias), gaps=upper_gaps(weight) if are_logits else None)
+
+
+def matmul(out: Output, input: Input, other: Tensor) -> ProvedMap:
+    if not isinstance(input, Input) or not isinstance(other, Tensor) or other.ndim != 2:
+        raise NoRuleError("only products with a constant matrix on the right are bounded")
+    return linear(out, input, other.mT)
+
+
+def _biased(plain: ProvedMap, bias: Tensor | None, axis: int = -1) -> ProvedMap:
+    """Return a linear map with a bias along an axis of its output, counted from the end."""
+    if bias is None:
+        return plain
+    column = bias.detach().double().clone().view(-1, *(1 for _ in range(-1 - axis)))
+    size = _norm_of(column, plain.output_shape)
+    apply, gain = plain.apply, plain.gain
+    return replace(
+        plain,
+        apply=lambda x: apply(x) + column,
+        gain=up(gain + gamma(1) * (plain.lipschitz + gain)),
+        offset=up(plain.offset + gamma(1) * (size + plain.offset) + UNDERFLOW),
+    )
+
+
+def _norm_of(constant: Tensor, shape: tuple[int, ...]) -> float:
+    """Return an upper bound on the norm of a constant that is repeated to a shape."""
+    return float(torch.linalg.vector_norm(constant.expand(shape))) * (1 + gamma(math.prod(shape) + 2))
+
+
+def conv2d(
+    out: Output,
+    input: Input,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> ProvedMap:
+    """A zero-padded convolution, computed as one product of the kernel with patches."""
+    steps, dilations, taps = pair_of(stride), pair_of(dilation), tuple(weight.shape[2:])
+    if padding == "same":
+        spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
+        sides = [side for span in spans for side in (span // 2, span - span // 2)]
+    else:
+        sides = [*pair_of(0 if isinstance(padding, str) else padding)]
+    if len({*sides}) > 1 or len({*steps}) > 1 or len(input.shape) != 3 or weight.is_complex():
+        raise NoRuleError("only strides and zeros that are the same on all sides of real images are bounded")
+    step, side, size = steps[0], sides[0], (input.shape[1], input.shape[2])
+    kernel = weight.detach().double().clone()
+    sparse = [_dilated(part, dilations).cpu() for part in kernel.chunk(groups)]
+    # The convolution of each group stands alone: the norm of all is the largest of theirs.
+    norm = max(convolution_norm(part, size, stride=step, padding=side) for part in sparse)
+    products = [Product(norm, max(absolute_convolution_norm(part) for part in sparse), kernel[0].numel())]
+    flat = kernel.flatten(1).unflatten(0, (groups, -1))  # g c_out/g c_in/g*k*k
+    image = out.shape[1:]
+
+    def apply(x: Tensor) -> Tensor:
+        patches = F.unfold(x, taps, dilation=dilations, padding=side, stride=step)
+        product = flat @ patches.unflatten(1, (groups, -1))
+        return product.flatten(1, 2).unflatten(-1, image)
+
+    plain = ProvedMap(apply, out.shape, norm, gain_of_products(products), UNDERFLOW, _OF_WEIGHTS)
+    return _biased(plain, bias, axis=-3)
+
+
+def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
+    """Return the kernel with zeros between its taps, whose plain convolution is the dilated one."""
+    c_out, c_in, kh, kw = kernel.shape
+    sparse = kernel.new_zeros(c_out, c_in, (kh - 1) * dilation[0] + 1, (kw - 1) * dilation[1] + 1)
+    sparse[:, :, :: dilation[0], :: dilation[1]] = kernel
+    return sparse
+
+
+def _convolution_module(module: nn.Module, out: Output, x: Input) -> ProvedMap:
+    assert isinstance(module, nn.Conv2d)
+    if module.padding_mode != "zeros":
+        raise NoRuleError("only zeros around images are bounded")
+    m = module
+    return conv2d(out, x, m.weight, m.bias, m.stride, m.padding, m.dilation, m.groups)
+
+
+# Scales and shifts, number by number.
+
+
+def _scaled(scale: Tensor, shift: Tensor, x: Input, *, remark: str = BY_DEFINITION) -> ProvedMap:
+    """Return x -> x scale + shift, both of them constants that broadcast to the shape of one image's activations."""
+    scale, shift = (t.detach().double().clone() for t in (scale, shift))
+    norm, size = up(float(scale.abs().max())), _norm_of(shift, x.shape)
+    if not bool((scale != 1).any()):
+        return ProvedMap(lambda x: x + shift, x.shape, 1.0, gamma(1), up(gamma(1) * size + UNDERFLOW), "a shift")
+    apply = (lambda x: x * scale + shift) if bool((shift != 0).any()) else (lambda x: x * scale)
+    return ProvedMap(apply, x.shape, norm, up(gamma(2) * norm), up(gamma(2) * size + UNDERFLOW), remark)
+
+
+def _batch_norm_module(module: nn.Module, out: Output, x: Input) -> ProvedMap:
+    assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    m = module
+    if m.running_mean is None or m.running_var is None or m.training:
+        raise NoRuleError("divides by the deviation of its own batch")
+    scale = (m.running_var.double() + m.eps).rsqrt() * (1.0 if m.weight is None else m.weight.double())
+    shift = (0.0 if m.bias is None else m.bias.double()) - m.running_mean.double() * scale
+    column = (-1, *(1 for _ in x.shape[1:]))
+    return _scaled(scale.view(column), shift.view(column), x, remark="largest scale over running deviation")
+
+
+def multiply(out: Output, a: Any, b: Any) -> ProvedMap:
+    if isinstance(a, Input) and isinstance(b, Input):
+        raise NoRuleError("a product of two activations has no bound")
+    x, constant = (a, b) if isinstance(a, Input) else (b, a)
+    scale = _constant(constant, x)
+    return _scaled(scale, scale.new_zeros(()), x)
+
+
+def divide(out: Output, a: Any, b: Any, *, rounding_mode: str | None = None) -> ProvedMap:
+    if not isinstance(a, Input) or isinstance(b, Input) or rounding_mode is not None:
+        raise NoRuleError("only a division by a constant has a bound")
+    return multiply(out, a, 1 / _constant(b, a))
+
+
+def negative(out: Output, input: Input) -> ProvedMap:
+    return ProvedMap(lambda x: -x, input.shape, 1.0, remark=BY_DEFINITION)
+
+
+def _constant(value: Any, x: Input) -> Tensor:
+    """Return a constant of one image's activations, which it must not make larger nor have batches of its own."""
+    tensor = value.double() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    if tensor.ndim > len(x.shape) and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if tensor.ndim > len(x.shape) or torch.broadcast_shapes(tensor.shape, x.shape) != x.shape:
+        raise NoRuleError(f"a constant of shape {tuple(tensor.shape)} makes activations of shape {x.shape} larger")
+    return tensor
+
+
+# Sums.
+
+
+def add(out: Output, input: Any, other: Any) -> ProvedMap:
+    return _sum(out, input, other, subtracts=False)
+
+
+def subtract(out: Output, input: Any, other: Any) -> ProvedMap:
+    return _sum(out, input, other, subtracts=True)
+
+
+def _sum(out: Output, a: Any, b: Any, *, subtracts: bool) -> ProvedMap:
+    if isinstance(a, Input) and isinstance(b, Input):
+        apply: Apply = (lambda x, y: x - y) if subtracts else (lambda x, y: x + y)
+        plain = ProvedMap(apply, out.shape, 1.0, gamma(1), UNDERFLOW, "sum of its inputs' constants")
+        # One that is repeated along axes of size one has its distances stretched by a root.
+        factor = up(math.sqrt(max(math.prod(out.shape) / math.prod(x.shape) for x in (a, b))))
+        return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
+    x, constant, first = (a, b, True) if isinstance(a, Input) else (b, a, False)
+    value = _constant(constant, x)
+    one = value.new_ones(())
+    return _scaled(one if first or not subtracts else -one, -value if first and subtracts else value, x)
+
+
+def summed(*, mean: bool) -> Rule:
+    """Return the rule of a sum or a mean over axes of one image's activations."""
+
+    def rule(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
+        axes = axes_of(dim, input)
+        dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
+        norm, divisor = (math.sqrt(count) / count, count) if mean else (math.sqrt(count), 1)
+        # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
+        apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
+        return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), UNDERFLOW, BY_DEFINITION)
+
+    return rule
+
+
+# Means over windows and changes of size: R x C' on every channel. What they do to unit vectors gives R and C.
+
+
+def _units(n: int) -> Tensor:
+    return torch.eye(n, dtype=torch.float64)[:, None]
+
+
+def avg_pool2d(
+    out: Output,
+    input: Input,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> ProvedMap:
+    if divisor_override is not None:
+        raise NoRuleError("only means over whole windows are bounded")
+    sizes, steps, sides = pair_of(kernel_size), pair_of(kernel_size if stride is None else stride), pair_of(padding)
+    means = [
+        F.avg_pool1d(_units(n), k, s, p, ceil_mode, count_include_pad)
+        for n, k, s, p in zip(input.shape[-2:], sizes, steps, sides, strict=True)
+    ]
+    return _along_axes(means, out)
+
+
+def adaptive_avg_pool2d(out: Output, input: Input, output_size: object) -> ProvedMap:
+    sizes = zip(input.shape[-2:], out.shape[-2:], strict=True)
+    return _along_axes([F.adaptive_avg_pool1d(_units(n), m) for n, m in sizes], out)
+
+
+def interpolate(
+    out: Output,
+    input: Input,
+    size: object = None,
+    scale_factor: object = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> ProvedMap:
+    whole = isinstance(scale_factor, (int, float, type(None))) and float(scale_factor or 1).is_integer()
+    if mode not in ("nearest", "bilinear") or len(input.shape) != 3 or antialias or not whole:
+        raise NoRuleError("only sizes and whole factors, to the nearest or bilinear, are bounded")
+    kind, sizes = mode.replace("bilinear", "linear"), zip(input.shape[-2:], out.shape[-2:], strict=True)
+    return _along_axes(
+        [F.interpolate(_units(n), m, mode=kind, align_corners=align_corners) for n, m in sizes],
+        out,
+    )
+
+
+def _along_axes(images_of_units: Sequence[Tensor], out: Output) -> ProvedMap:
+    R, C = (images[:, 0].mT.clone() for images in images_of_units)
+    products = [Product(largest_singular_value(t), absolute_norm(t), t.shape[1]) for t in (C, R)]
+    norm, gain = norm_of_products(products), gain_of_products(products)
+    return ProvedMap(lambda x: R @ (x @ C.mT), out.shape, norm, gain, UNDERFLOW, BY_DEFINITION)
+
+
+FUNCTIONS: dict[Any, Rule] = {
+    F.linear: linear,
+    **dict.fromkeys((torch.matmul, operator.matmul, "matmul", torch.mm, "mm"), matmul),
+    **dict.fromkeys((F.conv2d, torch.conv2d), conv2d),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"), multiply),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.divide, "div", "div_"), divide),
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), negative),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), add),
+    **dict.fromkeys((operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"), subtract),
+    **dict.fromkeys((torch.mean, "mean"), summed(mean=True)),
+    **dict.fromkeys((torch.sum, "sum"), summed(mean=False)),
+    F.avg_pool2d: avg_pool2d,
+    F.adaptive_avg_pool2d: adaptive_avg_pool2d,
+    F.interpolate: interpolate,
+}
+MODULES: dict[type[nn.Module], ModuleRule] = {
+    nn.Linear: with_attributes(linear, "weight", "bias"),
+    nn.Conv2d: _convolution_module,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm_module),
+    nn.AvgPool2d: with_attributes(
+        avg_pool2d, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"
+    ),
+    nn.AdaptiveAvgPool2d: with_attributes(adaptive_avg_pool2d, "output_size"),
+    nn.Upsample: with_attributes(interpolate, "size", "scale_factor", "mode", "align_corners"),
+}

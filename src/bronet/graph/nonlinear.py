@@ -1,0 +1,230 @@
+"""Rules of functions of every number, of maxima, and of the l2 norm; `FUNCTIONS` and `MODULES` say whose they are."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bronet.errors import BronetError
+from bronet.graph.operations import (
+    BY_DEFINITION,
+    UNKNOWN,
+    Apply,
+    Input,
+    ModuleRule,
+    NoRuleError,
+    Output,
+    Rule,
+    Shape,
+    axes_of,
+    pair_of,
+    with_attributes,
+)
+from bronet.proof.proved_map import Join, ProvedMap, exact
+from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, gamma, up
+
+# Each slope is the largest, rounded up in the last digit (tests/graph/test_checking.py measures them).
+SLOPES: dict[type[nn.Module], tuple[float, Apply]] = {
+    nn.Tanh: (1.0, torch.tanh),
+    nn.Sigmoid: (0.25, torch.sigmoid),
+    nn.GELU: (1.13, F.gelu),
+    nn.SiLU: (1.1, F.silu),
+    nn.Mish: (1.09, F.mish),
+    nn.SELU: (1.7581, F.selu),
+}
+# Where softplus becomes linear it jumps by log(1 + exp(-threshold)); from here on by less than float64 can show.
+_SMOOTH_THRESHOLD = 40
+
+
+def elementwise(
+    apply: Apply, x: Input, slope: float = 1.0, *, roundings: int | None = None, remark: str = BY_DEFINITION
+) -> ProvedMap:
+    """Return the map of a function of every number, with f(0) = 0 up to what rounding is relative to the argument.
+
+    `roundings` counts those of a result no larger than `slope` times the argument; None where they are not known.
+    """
+    if not math.isfinite(slope):
+        raise BronetError(f"a slope must be finite to be bounded, got {slope}")
+    if roundings is None:
+        return ProvedMap(apply, x.shape, slope, UNKNOWN, remark=f"{remark}; how its library rounds is not known")
+    gain = up(gamma(roundings) * slope) if roundings else 0.0
+    return ProvedMap(apply, x.shape, slope, gain, UNDERFLOW if roundings else 0.0, remark)
+
+
+def exactly(function: Apply) -> Rule:
+    """Return the rule of a function that computes without rounding, of slope one."""
+    return lambda out, input, inplace=False: elementwise(function, input, roundings=0)
+
+
+def by_slope(kind: type[nn.Module]) -> Rule:
+    """Return the rule of a function of which the largest slope is known."""
+    slope, function = SLOPES[kind]
+    return lambda out, input, inplace=False: elementwise(function, input, slope)
+
+
+def gelu(out: Output, input: Input, approximate: str = "none") -> ProvedMap:
+    return elementwise(lambda x: F.gelu(x, approximate=approximate), input, SLOPES[nn.GELU][0])
+
+
+def leaky(out: Output, input: Input, negative_slope: float = 0.01, inplace: bool = False) -> ProvedMap:
+    slope = float(negative_slope)
+    return elementwise(lambda x: torch.where(x > 0, x, slope * x), input, _steepest(slope), roundings=1)
+
+
+def prelu(out: Output, input: Input, weight: Tensor) -> ProvedMap:
+    slopes = weight.detach().double().clone()
+    slopes = slopes.view(-1, *(1 for _ in input.shape[1:])) if slopes.numel() > 1 else slopes
+    steepest = _steepest(float(slopes.abs().max()))
+    return elementwise(
+        lambda x: torch.where(x > 0, x, slopes * x), input, steepest, roundings=1, remark="largest slope"
+    )
+
+
+def _steepest(slope: float) -> float:
+    """Return the larger of one and the slope on the other side of zero."""
+    return max(1.0, abs(slope)) if math.isfinite(slope) else math.nan
+
+
+def elu(out: Output, input: Input, alpha: float = 1.0, inplace: bool = False) -> ProvedMap:
+    return elementwise(lambda x: F.elu(x, alpha=alpha), input, _steepest(alpha))
+
+
+def celu(out: Output, input: Input, alpha: float = 1.0, inplace: bool = False) -> ProvedMap:
+    return elementwise(lambda x: F.celu(x, alpha=alpha), input)
+
+
+def hardtanh(
+    out: Output, input: Input, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> ProvedMap:
+    return clamp(out, input, min_val, max_val)
+
+
+def clamp(out: Output, input: Input, min: float | None = None, max: float | None = None) -> ProvedMap:
+    low, high = (None if bound is None else float(bound) for bound in (min, max))
+    return elementwise(lambda x: x.clamp(low, high), input, roundings=0)
+
+
+def hardswish(out: Output, input: Input, inplace: bool = False) -> ProvedMap:
+    return elementwise(lambda x: x * (x + 3).clamp(0, 6) / 6, input, 1.5, roundings=4)
+
+
+def softplus(out: Output, input: Input, beta: float = 1.0, threshold: float = 20.0) -> ProvedMap:
+    if threshold < _SMOOTH_THRESHOLD:
+        raise NoRuleError(f"jumps where it becomes linear; a threshold of {_SMOOTH_THRESHOLD} would hide it")
+    return elementwise(lambda x: F.softplus(x, beta, threshold), input)
+
+
+def compared(function: Apply) -> Rule:
+    """Return the rule of the larger or the smaller of two numbers."""
+
+    def rule(out: Output, input: Input, other: Input) -> ProvedMap:
+        if not (isinstance(input, Input) and isinstance(other, Input) and input.shape == other.shape):
+            raise NoRuleError("only two activations of one shape are compared; clamp by a constant")
+        return replace(exact(function, input.shape), join=Join.ROOT_OF_SQUARES, remark=BY_DEFINITION)
+
+    return rule
+
+
+def amax(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
+    dims = [axis + 1 for axis in axes_of(dim, input)]
+    return ProvedMap(lambda x: x.amax(dims, keepdim=keepdim), out.shape, 1.0, remark=BY_DEFINITION)
+
+
+def vector_norm(
+    out: Output, x: Input, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False
+) -> ProvedMap:
+    """The l2 norm, 1-Lipschitz by the triangle inequality."""
+    if ord != 2:
+        raise NoRuleError(f"only the l2 norm is bounded, not that of order {ord}")
+    axes = axes_of(dim, x)
+    dims, count = [axis + 1 for axis in axes], math.prod(x.shape[axis] for axis in axes)
+    apply: Apply = lambda x: torch.linalg.vector_norm(x, dim=dims, keepdim=keepdim)  # noqa: E731
+    return ProvedMap(apply, out.shape, 1.0, gamma(count + 2), NORM_UNDERFLOW, BY_DEFINITION)
+
+
+def max_pool2d(
+    out: Output,
+    input: Input,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> ProvedMap:
+    sizes, steps = pair_of(kernel_size), pair_of(kernel_size if stride is None else stride)
+    sides, gaps = pair_of(padding), pair_of(dilation)
+    overlaps = 1
+    for n, windows, k, s, p, d in zip(input.shape[-2:], out.shape[-2:], sizes, steps, sides, gaps, strict=True):
+        seen = torch.arange(windows)[:, None] * s - p + torch.arange(k)[None] * d
+        overlaps *= max(1, int(seen[(seen >= 0) & (seen < n)].bincount().max()))
+    return _windows(lambda x: F.max_pool2d(x, sizes, steps, sides, gaps, ceil_mode), out.shape, overlaps)
+
+
+def adaptive_max_pool2d(out: Output, input: Input, output_size: object, return_indices: bool = False) -> ProvedMap:
+    sizes, overlaps = (out.shape[-2], out.shape[-1]), 1
+    for n, m in zip(input.shape[-2:], sizes, strict=True):
+        spans = [range(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
+        overlaps *= max(sum(position in span for span in spans) for position in range(n))
+    return _windows(lambda x: F.adaptive_max_pool2d(x, sizes), out.shape, overlaps)
+
+
+def _windows(apply: Apply, output: Shape, overlaps: int) -> ProvedMap:
+    """Return the largest number of every window, where one number lies in `overlaps` windows at most."""
+    return ProvedMap(apply, output, 1.0 if overlaps == 1 else up(math.sqrt(overlaps)), remark=BY_DEFINITION)
+
+
+def _divides(module: nn.Module, out: Output, x: Input) -> ProvedMap:
+    raise NoRuleError("divides by a deviation of its own input, which may be as small as it likes")
+
+
+ACTIVATIONS: dict[Any, Rule] = {
+    **dict.fromkeys((F.relu, torch.relu, "relu", "relu_", torch.relu_, F.relu_), exactly(F.relu)),
+    F.relu6: exactly(F.relu6),
+    **dict.fromkeys((F.tanh, torch.tanh, "tanh", "tanh_"), by_slope(nn.Tanh)),
+    **dict.fromkeys((F.sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"), by_slope(nn.Sigmoid)),
+    F.gelu: gelu,
+    F.silu: by_slope(nn.SiLU),
+    F.mish: by_slope(nn.Mish),
+    F.selu: by_slope(nn.SELU),
+    F.leaky_relu: leaky,
+    **dict.fromkeys((F.prelu, torch.prelu), prelu),
+    F.elu: elu,
+    F.celu: celu,
+    F.hardtanh: hardtanh,
+    F.hardswish: hardswish,
+    F.softplus: softplus,
+}
+FUNCTIONS: dict[Any, Rule] = ACTIVATIONS | {
+    **dict.fromkeys((torch.abs, "abs", operator.abs), exactly(torch.abs)),
+    **dict.fromkeys((torch.clamp, "clamp", "clamp_", torch.clip, "clip"), clamp),
+    **dict.fromkeys((torch.maximum, "maximum"), compared(torch.maximum)),
+    **dict.fromkeys((torch.minimum, "minimum"), compared(torch.minimum)),
+    **dict.fromkeys((torch.amax, "amax"), amax),
+    torch.linalg.vector_norm: vector_norm,
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), max_pool2d),
+    F.adaptive_max_pool2d: adaptive_max_pool2d,
+}
+ACTIVATION_MODULES: dict[type[nn.Module], ModuleRule] = {
+    nn.ReLU: with_attributes(FUNCTIONS[F.relu]),
+    nn.ReLU6: with_attributes(FUNCTIONS[F.relu6]),
+    **{kind: with_attributes(by_slope(kind)) for kind in SLOPES},
+    nn.GELU: with_attributes(gelu, "approximate"),
+    nn.LeakyReLU: with_attributes(leaky, "negative_slope"),
+    nn.PReLU: with_attributes(prelu, "weight"),
+    nn.ELU: with_attributes(elu, "alpha"),
+    nn.CELU: with_attributes(celu, "alpha"),
+    nn.Hardtanh: with_attributes(hardtanh, "min_val", "max_val"),
+    nn.Hardswish: with_attributes(hardswish),
+    nn.Softplus: with_attributes(softplus, "beta", "threshold"),
+}
+MODULES: dict[type[nn.Module], ModuleRule] = ACTIVATION_MODULES | {
+    nn.MaxPool2d: with_attributes(max_pool2d, "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    nn.AdaptiveMaxPool2d: with_attributes(adaptive_max_pool2d, "output_size"),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, nn.LocalResponseNorm, nn.RMSNorm), _divides),
+}

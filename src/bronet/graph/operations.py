@@ -1,0 +1,122 @@
+"""Operations of a model: what a rule is given of one, what is kept of one, and what the rules of all kinds share.
+
+A rule takes what torch's function takes, after the shape of what it gives: an `Input` stands for every activation, all
+else is a constant. It returns the operation's proved map, whose `apply` is made of operations that the standard model
+of rounding covers, which a library's convolution need not be; or it raises `NoRuleError`, saying why no bound is known.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bronet.proof.proved_map import ProvedMap
+
+Shape = tuple[int, ...]
+Apply = Callable[..., Tensor]
+Rule = Callable[..., ProvedMap]
+
+UNKNOWN = math.inf
+"""The gain of a function whose rounding is not known, or the constant of an operation without a bound."""
+BY_DEFINITION = "for every input"
+MOVES = "only moves numbers"
+
+
+class NoRuleError(Exception):
+    """No bound is known for an operation with these arguments; the text says why."""
+
+
+class Batch(int):
+    """The number of images, as a size of a batch of activations shows it: the same number elsewhere is none."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An activation among the arguments, by the shape of one image's."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Output:
+    """The shape of what an operation gives for one image, and whether that is what the model gives."""
+
+    shape: Shape
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a model: its name, its proved map, and which values it takes.
+
+    Value 0 is the image, value k + 1 what operation k gives. `kind` is the type of a module, `place` a line of the
+    user's code.
+    """
+
+    name: str
+    proved: ProvedMap
+    inputs: tuple[int, ...]
+    kind: str = "function"
+    place: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether a bound is known."""
+        return self.proved.lipschitz != UNKNOWN
+
+    def __str__(self) -> str:
+        kind = f" ({self.kind})" if self.kind != "function" else ""
+        return f"{self.name}{kind}" + (f" at {self.place}" if self.place else "")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operations that a model's output depends on, in order, the last of which gives it.
+
+    `selected` says of values that are entries of the one input of their operation, unchanged, which ones.
+    """
+
+    operations: tuple[Operation, ...]
+    selected: dict[int, Tensor]
+    device: torch.device
+
+
+ModuleRule = Callable[[nn.Module, Output, Input], ProvedMap]
+
+
+def with_attributes(rule: Rule, *attributes: str) -> ModuleRule:
+    """Return the rule of a module: its attributes are the arguments of the same names."""
+    return lambda module, out, x: rule(out, x, **{name: getattr(module, name) for name in attributes})
+
+
+def axis_of(dim: int, x: Input) -> int:
+    """Return an axis of one image's activations, counted from zero, for a dimension of the batch's."""
+    axis = dim - 1 if dim >= 0 else dim + len(x.shape)
+    if not 0 <= axis < len(x.shape):
+        raise NoRuleError(f"dimension {dim} is that of the batch: images must not influence one another")
+    return axis
+
+
+def axes_of(dim: int | Sequence[int] | None, x: Input) -> list[int]:
+    if dim is None:
+        raise NoRuleError("it goes over all images of a batch; name its dimensions")
+    return [axis_of(d, x) for d in ([dim] if isinstance(dim, int) else dim)]
+
+
+def listed(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return arguments that may be given one by one or as one sequence."""
+    return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)) else tuple(arguments)
+
+
+def pair_of(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return the two entries of a size along both axes."""
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def entries_of(apply: Apply, source: Shape) -> Tensor:
+    """Return which flat entry of its one input every entry of the result is; -1 for a constant of zero."""
+    numbers = torch.arange(1, math.prod(source) + 1, dtype=torch.float64).reshape(1, *source)
+    return apply(numbers)[0].long() - 1
