@@ -192,6 +192,7 @@ def test_a_sum_becomes_a_mix_that_is_no_more_lipschitz_than_its_branches() -> No
     assert "fc: Linear becomes LastLayerNormalized" in model.changes
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_converted_resnet_learns_the_digits_with_certificates() -> None:
     model = convert(ResNet(channels=1, classes=10, width=16), (1, 8, 8))
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
