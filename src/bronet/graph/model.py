@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from bronet.errors import BronetError
 from bronet.graph import linear, moves
 from bronet.graph.trace import Symbol, Walk, is_single, symbols_in, traced, where
-from bronet.layers.base import LipschitzLayer
 from bronet.layers.activation import Block
+from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import prepared
 from bronet.layers.head import Head
 

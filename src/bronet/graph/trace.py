@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bronet.errors import BronetError
 from bronet.graph import linear
-from bronet.layers.base import LipschitzLayer
 from bronet.layers.activation import Block
+from bronet.layers.base import LipschitzLayer
 from bronet.layers.convolution import Convolution
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
