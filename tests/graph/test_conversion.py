@@ -238,7 +238,7 @@ class Calling(Residual):
     ("model", "message"),
     [
         (Deciding(), "^forward of Deciding must be readable by torch.fx, which says at "),
-        (Calling(), "^forward: cumsum at .*test_convert.py:.* must be a layer with a Lipschitz counterpart"),
+        (Calling(), "^forward: cumsum at .*test_conversion.py:.* must be a layer with a Lipschitz counterpart"),
         (ending(nn.Conv2d(3, 6, 3, padding=1, groups=3)), "^0: groups of a Conv2d must be 1 to be converted, got 3"),
         (ending(nn.Conv2d(3, 6, 3, dilation=2)), r"^0: dilation of a Conv2d must be \(1, 1\) to be converted"),
         (ending(nn.Conv2d(3, 6, 3)), r"^0: .* must keep its output's shape \(6, 14, 14\), but it gives \(6, 16, 16\)"),
