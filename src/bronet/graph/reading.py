@@ -133,8 +133,8 @@ class _Reading(Walk):
             return
         wrong = (p for p, x, y in self.layers if not _agree(y, self.twin.get_submodule(p)(x), self.tolerance))
         raise UnreadableError(
-            f"{next(wrong, type(self.model).__name__)} must compute what is proved of it, but on a random image the two "
-            "differ by more than rounding; a certificate would not be about the model"
+            f"{next(wrong, type(self.model).__name__)} must compute what is proved of it, but on a random image the "
+            "two differ by more than rounding; a certificate would not be about the model"
         )
 
     # What operations give: an activation, or sizes of one.
