@@ -92,7 +92,8 @@ def draw_curve(
             shown = curve.radius < reach
             radius, accuracy = np.append(curve.radius[shown], reach), curve.accuracy[shown]
             accuracy = np.append(accuracy, accuracy[-1])
-            axes.step(radius, accuracy, where="post", color=color, linewidth=2.0, solid_joinstyle="miter", label=name)
+            line = axes.plot(radius, accuracy, drawstyle="steps-post", color=color, linewidth=2.0, label=name)
+            line[0].set_solid_joinstyle("miter")
             if len(curves) == 1:
                 axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)
                 _label_values(axes, curve, budgets, color, theme)
