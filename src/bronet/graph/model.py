@@ -58,7 +58,8 @@ class CertifiableModel(nn.Module):
 
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the constant before the head as training sees it; differentiable, no bound."""
-        one = next(self.head.parameters()).new_ones(())
+        like = next(self.head.parameters())
+        one = torch.ones((), device=like.device, dtype=like.dtype)  # a plain tensor, where parameters are sharded too
         result = _Estimate(self, _trace_of(self)).run(_Constant(one))
         if not isinstance(result, _Constant) or not result.is_of_head:
             raise BronetError(f"the forward of {type(self).__name__} must end with its head to be trained")
