@@ -1,8 +1,9 @@
-"""Numbers for people: bounds, never printed smaller than they are, and times; and the spelling of names."""
+"""Numbers for people: bounds, never printed smaller than they are, and times; the spelling of names and of formats."""
 
 import math
 import re
 from decimal import ROUND_CEILING, Context, Decimal
+from enum import StrEnum
 
 BOUND_DIGITS = 7
 EXCESS_DIGITS = 2
@@ -12,6 +13,18 @@ LONG = 10**BOUND_DIGITS
 """A bound from here on is shown with an exponent."""
 MINUTE = 60
 _SHORT_WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
+
+
+class Format(StrEnum):
+    """The kind of file that a network is exported to."""
+
+    ONNX = "onnx"
+    TORCH = "torch-export"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the file's name."""
+        return ".onnx" if self is Format.ONNX else ".pt2"
 
 
 def is_short_word(text: str) -> bool:

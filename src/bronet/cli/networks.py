@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bronet.cli.options import RunArgument, command_for, opened_runs, out_option
-from bronet.run.folder import Format
+from bronet.wording import Format
 
 
 def export(

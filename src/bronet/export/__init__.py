@@ -2,6 +2,6 @@
 
 from bronet.export.files import ExportFacts
 from bronet.export.run import Exported, export_model, export_run
-from bronet.run.folder import Format
+from bronet.wording import Format
 
 __all__ = ["ExportFacts", "Exported", "Format", "export_model", "export_run"]

@@ -19,8 +19,9 @@ from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.run.certificate import file_hash, read_certificate
-from bronet.run.folder import Format, RunFolder, open_run
+from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
+from bronet.wording import Format
 
 # The comparison uses batches of these sizes, which tracing did not use.
 _BATCHES = (1, 15)

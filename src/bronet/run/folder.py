@@ -9,7 +9,6 @@ import reprlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -19,20 +18,9 @@ from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, read_o
 from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import read_recipe, to_text
+from bronet.wording import Format
 
 STEP_DIGITS = 9
-
-
-class Format(StrEnum):
-    """The kind of file that a network is exported to."""
-
-    ONNX = "onnx"
-    TORCH = "torch-export"
-
-    @property
-    def suffix(self) -> str:
-        """The end of the file's name."""
-        return ".onnx" if self is Format.ONNX else ".pt2"
 
 
 class CertificateFiles(NamedTuple):
