@@ -41,7 +41,7 @@ def mounted(folder: Path, options: str, script: str) -> subprocess.CompletedProc
 @pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path: Path, row: Tell) -> None:
     """Train on a disk of so many KiB, then make room and go on: the weights are those of a run with room enough."""
-    lost, sizes = list[str](), (8, 32, 64, 96, 128, 160, 192, 256)
+    lost, sizes = list[str](), (8, 64, 96, 128, 192)
     rest, train = " ".join(SHORT), " ".join((*TRAIN, *SHORT))
     for size in sizes:
         script = f"""
@@ -78,7 +78,7 @@ def test_a_read_only_folder_is_refused_in_one_line(trained: Path, tmp_path: Path
     row("command in a read-only folder; refused in one line", len(commands), lost)
 
 
-@pytest.mark.parametrize("tries", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tries", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_of_two_trainers_in_one_folder_one_is_refused(tries: int, server: Server, tmp_path: Path, row: Tell) -> None:
     lost, draw = list[str](), random.Random(tries)
     assert server.run(*TRAIN, *SHORT, "--out", "whole", cwd=tmp_path).status == 0
@@ -98,23 +98,27 @@ def test_of_two_trainers_in_one_folder_one_is_refused(tries: int, server: Server
 
 @pytest.mark.slow
 def test_ctrl_c_once_or_twice_loses_nothing(server: Server, tmp_path: Path, row: Tell) -> None:
-    lost, draw, tries = list[str](), random.Random(0), 25
+    lost, draw, tries = list[str](), random.Random(0), 20
     assert server.run(*TRAIN, *SHORT, "--out", "whole", cwd=tmp_path).status == 0
     whole = (tmp_path / "whole/model.safetensors").read_bytes()
     for number in range(tries):
         command = server.start((*TRAIN, *SHORT, "--out", "run"), cwd=tmp_path)
         time.sleep(draw.random() * 1.5)
-        for _ in range(draw.choice([1, 2, 2, 3])):
+        presses = draw.choice([1, 2, 2, 3])
+        for _ in range(presses):
             os.kill(command.pid, signal.SIGINT)
             time.sleep(draw.random() * 0.01)
         done = command.end()
-        if done.status not in (0, 130) or "Traceback" in done.stderr or left_behind(tmp_path / "run"):
-            lost.append(f"try {number}: {done}, {left_behind(tmp_path / 'run')}")
+        # Before the program begins and after it has ended, Ctrl-C is the interpreter's; the second one comes anywhere.
+        if presses == 1 and (done.status not in (0, 130, -signal.SIGINT) or "bronet/cli" in done.stderr):
+            lost.append(f"try {number}: {done}")
         begun = (tmp_path / "run/recipe.yaml").exists()
         words = ("train", "run", "--resume", "--device", "cpu") if begun else (*TRAIN, *SHORT, "--out", "run")
         again = server.run(*words, cwd=tmp_path)
-        if again.status or (tmp_path / "run/model.safetensors").read_bytes() != whole:
-            lost.append(f"try {number}: {again}")
+        if again.status or left_behind(tmp_path / "run"):
+            lost.append(f"try {number}: {again}, {left_behind(tmp_path / 'run')}")
+        elif (tmp_path / "run/model.safetensors").read_bytes() != whole:
+            lost.append(f"try {number}: other weights")
         shutil.rmtree(tmp_path / "run")
     row("Ctrl-C once, twice or three times at any moment, then resumed; weights compared", tries, lost)
 
@@ -122,7 +126,7 @@ def test_ctrl_c_once_or_twice_loses_nothing(server: Server, tmp_path: Path, row:
 @pytest.mark.slow
 def test_a_clock_that_goes_backwards_changes_nothing(server: Server, tmp_path: Path, row: Tell) -> None:
     """Files seem to come from the future, and older states to be newer: what is resumed follows from their steps."""
-    lost, draw, tries = list[str](), random.Random(0), 15
+    lost, draw, tries = list[str](), random.Random(0), 10
     words = (*TRAIN, *settings("train.epochs=6", "train.keep_checkpoints=4"))
     assert server.run(*words, "--out", "whole", cwd=tmp_path).status == 0
     whole = (tmp_path / "whole/model.safetensors").read_bytes()
