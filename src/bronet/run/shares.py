@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
-from bronet.files import held, read_object, replace_text
+from bronet.files import TEMPORARY_SUFFIX, held, read_object, replace_text
 from bronet.records import Place, as_plain, read_record
 
 T = TypeVar("T")
@@ -94,9 +94,11 @@ class Parts:
         return read_record(kind, read_object(path), Place("part", str(path)))
 
     def remove(self) -> None:
-        """Remove all parts, also those that were given up."""
+        """Remove all parts, also those that were given up, and what killed writes left beside them."""
         try:
             shutil.rmtree(self.folder)
+            for path in self.folder.parent.glob(f"{self.folder.stem}.*{TEMPORARY_SUFFIX}"):
+                path.unlink()
         except OSError as error:
             raise BronetError(f"could not remove {self.folder} ({error}); remove it by hand") from None
 
