@@ -70,6 +70,18 @@ def test_damaged_rows_are_named_with_their_file(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_checksums_find_a_single_changed_bit(tmp_path: Path) -> None:
+    """Of labels, whose pages would still be read; without checksums in the file nobody could know."""
+    path = tmp_path / "train.parquet"
+    table = pyarrow.table({"image": [encoded(0)] * 40, "label": pyarrow.array(range(40), pyarrow.int64())})
+    parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    content[content.index((20).to_bytes(8, "little"))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BronetError, match=r"cannot read .*train\.parquet"):
+        list(encoded_images([path]))
+
+
 def test_an_attempt_that_failed_leaves_no_images_for_the_next_one(tmp_path: Path) -> None:
     root = tmp_path / "pets"
     write_parquet(root / "train-0.parquet", [2, 0])

@@ -61,6 +61,7 @@ class Command:
     """A command that runs."""
 
     def __init__(self, server: Server, pid: int, outputs: list[str]) -> None:
+        assert pid > 1  # 0 would be everybody
         self.server, self.pid, self.outputs = server, pid, outputs
 
     def end(self, *, after: float | None = None, number: signal.Signals = signal.SIGKILL) -> Done:

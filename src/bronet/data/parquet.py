@@ -113,7 +113,7 @@ def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
     except ImportError:
         raise BronetError("parquet files need pyarrow; install it with: pip install 'bronet[data]'") from None
     with _damage_named(path):
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)  # where it has checksums
 
 
 def _rows(path: Path) -> Iterator[tuple[object, object]]:
@@ -123,9 +123,13 @@ def _rows(path: Path) -> Iterator[tuple[object, object]]:
     columns = [next((name for name in known if name in names), "") for known in (IMAGE_COLUMNS, LABEL_COLUMNS)]
     if not all(columns):
         raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
+    count = 0
     with _damage_named(path):
         for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            count += len(batch)
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    if count != table.metadata.num_rows:
+        raise BronetError(f"{path} must hold the {table.metadata.num_rows} rows it names, got {count}; get it again")
 
 
 @contextmanager
