@@ -19,7 +19,7 @@ from bronet.data import Batch, ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.pretrained import load_pretrained
 from bronet.recipe import named_recipe
-from bronet.train.loop import Learner, training_loop
+from bronet.training.loop import Learner, training_loop
 from bronet.web.served import FOUND, WEIGHTS, ordinary_layers
 
 RIVAL = "bronet-digits/digits"

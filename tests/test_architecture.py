@@ -89,7 +89,7 @@ def test_imports_only_go_down_the_table_of_the_architecture() -> None:
 
 def test_the_rules_forbid_something() -> None:
     rules = stated_rules()
-    assert "train" not in rules["layers"]
+    assert "training" not in rules["layers"]
     assert "cli" not in rules["report"]
     assert rules["errors"] == {"errors"}
 
@@ -97,9 +97,9 @@ def test_the_rules_forbid_something() -> None:
 def test_imports_inside_functions_count_and_those_for_type_checkers_do_not(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text(
-        "if TYPE_CHECKING:\n    import torch\ndef f():\n    from bronet import train\n    import bronet.data\n"
+        "if TYPE_CHECKING:\n    import torch\ndef f():\n    from bronet import training\n    import bronet.data\n"
     )
-    assert {entry.module for entry in imports(file)} == {"bronet.train", "bronet.data"}
+    assert {entry.module for entry in imports(file)} == {"bronet.training", "bronet.data"}
 
 
 def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() -> None:
@@ -158,4 +158,4 @@ def test_there_is_one_training_loop() -> None:
         for call in ast.walk(loop)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in calls
     }
-    assert found == {"src/bronet/train/loop.py"}
+    assert found == {"src/bronet/training/loop.py"}

@@ -42,7 +42,7 @@ from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import dataset_spec
 from bronet.recipe.schema import check_seed
 from bronet.report.figures import LIGHT, style
-from bronet.train.loop import Learner, training_loop
+from bronet.training.loop import Learner, training_loop
 
 LIPSCHITZ = tuple(4.0**k for k in range(2, -5, -1))
 NETWORK = StackArchitecture(layer="bro", widths=(16, 16, 32), kernels=(3, 3, 3), strides=(1, 2, 1))

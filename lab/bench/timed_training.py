@@ -1,9 +1,9 @@
 """Training for a given time instead of a given number of epochs: what an equal-budget comparison needs.
 
-It takes the recipe's own steps (`bronet.train.step`) in the one loop (`bronet.train.loop`); only the schedule differs:
-the learning rate follows half a cosine of the time used, and EMMA's budget grows over the first half of it. So a fast
-layer takes more steps. Two runs of the same seconds need not take the same steps; with a number of steps instead of
-seconds they do.
+It takes the recipe's own steps (`bronet.training.step`) in the one loop (`bronet.training.loop`). Only the schedule
+differs: the learning rate follows half a cosine of the time used, and EMMA's budget grows over the first half of it. So
+a fast layer takes more steps. Two runs of the same seconds need not take the same steps; with a number of steps instead
+of seconds they do.
 """
 
 import math
@@ -18,9 +18,9 @@ from bronet.data import Batch, ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import Recipe, parse_budget
-from bronet.train.loop import Learner, training_loop
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
+from bronet.training.loop import Learner, training_loop
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 # Steps between two looks at the clock on a GPU, where each look waits for the device.
 _LOOK_EVERY = 8

@@ -15,7 +15,7 @@ from bronet.layers import Bias, BROLinear, Flatten, LastLayerNormalized, MaxMin
 from bronet.losses import emma
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
-from bronet.train.loop import Learner, training_loop
+from bronet.training.loop import Learner, training_loop
 
 CLASSES = 3
 POINTS = 15

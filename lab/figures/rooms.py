@@ -15,14 +15,21 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("bronet train", ("recipe", "data", "models", "train"), "recipe.yaml, model.safetensors"),
+    Way("bronet train", ("recipe", "data", "models", "training"), "recipe.yaml, model.safetensors"),
     Way("bronet certify", ("run", "graph", "proof", "certificates"), "certificate.csv, certificate.json"),
     Way("bronet attack", ("run", "graph", "attack"), "attack-*.csv, attack-*.json"),
     Way("bronet verify", ("run", "graph", "proof", "certificates"), "every claim proved again"),
     Way("bronet report", ("run", "report"), "tables, curve, report.html"),
 )
 LEFT, STEP, HIGH = 30.0, 15.0, 11.0
-HUES = {"train": "orange", "recipe": "orange", "data": "orange", "models": "orange", "run": "violet", "report": "green"}
+HUES = {
+    "training": "orange",
+    "recipe": "orange",
+    "data": "orange",
+    "models": "orange",
+    "run": "violet",
+    "report": "green",
+}
 
 
 def draw_rooms() -> str:

@@ -65,7 +65,7 @@ _ROOMS = (
     "pretrained",
     "recipe",
     "report",
-    "train",
+    "training",
 )
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604

@@ -17,8 +17,8 @@ from bronet.layers import frozen
 from bronet.layers.execution import SideStream
 from bronet.models import build_model
 from bronet.recipe import Recipe
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 WARM_UP = 3
 GIB = 2**30

@@ -34,7 +34,7 @@ from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
-from bronet.train import train
+from bronet.training import train
 from bronet.web.picture import read_upload
 from generated_images import class_folders, encoded
 from lab.publish import publish

@@ -14,8 +14,8 @@ from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import eliminated, float32_products, symmetric_inverse
 from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.recipe import named_recipe, override
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,8 +80,8 @@ def test_inverse_of_a_large_condition_leaves_reflectors_orthogonal(tf32: bool) -
 
 
 def test_fused_nadam_equals_torch() -> None:
-    from bronet.train.distributed import Parameters
-    from bronet.train.optimizers import FusedNAdam
+    from bronet.training.distributed import Parameters
+    from bronet.training.optimizers import FusedNAdam
 
     start = draw(33, 65)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from bronet.recipe import named_recipe, override
-from bronet.train.distributed import BACKENDS, Processes
-from bronet.train.optimizers import FusedNAdam
+from bronet.training.distributed import BACKENDS, Processes
+from bronet.training.optimizers import FusedNAdam
 from sharded_steps import largest_difference, trained
 
 pytestmark = [

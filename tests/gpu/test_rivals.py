@@ -9,8 +9,8 @@ from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import LipConvNetArchitecture
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,

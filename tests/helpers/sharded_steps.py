@@ -14,10 +14,10 @@ from bronet.cli.exit_status import exit_at_once
 from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
-from bronet.train.diagnosis import find_bad_layer
-from bronet.train.distributed import Processes, gathered, is_sharded, joined_processes, part_of, shard
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainingForward, TrainStep
+from bronet.training.diagnosis import find_bad_layer
+from bronet.training.distributed import Processes, gathered, is_sharded, joined_processes, part_of, shard
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainingForward, TrainStep
 
 STEPS = 4
 BATCH = 8

@@ -7,8 +7,8 @@ import torch
 from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override
-from bronet.train import train
-from bronet.train.training_run import split_images
+from bronet.training import train
+from bronet.training.run import split_images
 
 MODEL = ("model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16")
 SETTINGS = (*MODEL, "data.held_out=797", "train.epochs=3", "optim.warmup_epochs=0")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from bronet.recipe import named_recipe, override
-from bronet.train import train
+from bronet.training import train
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = [

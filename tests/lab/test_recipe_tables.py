@@ -11,7 +11,7 @@ from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import LipConvNetArchitecture, Recipe, dataset_spec, recipe_names
 from bronet.run.folder import create_run
-from bronet.train.training import Training
+from bronet.training.learner import Training
 from lab.recipes import TABLE_NETWORKS, ablations, sweeps, table_recipe
 from lab.tables.published import paper_rows, paper_tables
 from shrink import shrink

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bronet.cli.exit_status import ExitStatus
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.train import train
+from bronet.training import train
 from lab.bench import csv_text
 from lab.commands import app
 from lab.tables.tuning import (

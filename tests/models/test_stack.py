@@ -11,7 +11,7 @@ from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
 from bronet.recipe.dataset import DatasetSpec, dataset_spec
 from bronet.recipe.text import from_text, to_text
-from bronet.train.step import TrainingForward
+from bronet.training.step import TrainingForward
 
 TINY = DatasetSpec("tiny", 1, 8, 8, 3, 255)
 SMALL = DatasetSpec("small", 1, 32, 32, 3, 255)

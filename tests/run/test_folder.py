@@ -11,8 +11,8 @@ from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import create_run, open_run
-from bronet.train import provenance, train
-from bronet.train.provenance import describe_run
+from bronet.training import provenance, train
+from bronet.training.provenance import describe_run
 from generated_images import class_folders
 
 RECIPE = named_recipe("digits/quickstart")

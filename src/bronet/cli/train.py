@@ -53,7 +53,7 @@ def quickstart(
     from bronet.report import write_summary
     from bronet.report.evidence import read_evidence
     from bronet.run.folder import RunFolder
-    from bronet.train import train as train_recipe
+    from bronet.training import train as train_recipe
 
     earlier = RunFolder(out)
     if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
@@ -118,8 +118,8 @@ def train(
     """
     began = time.perf_counter()
     from bronet.data import provide_images
-    from bronet.train import RunOptions
-    from bronet.train import train as train_recipe
+    from bronet.training import RunOptions
+    from bronet.training import train as train_recipe
 
     if resume and overwrite:
         raise BronetError("--resume and --overwrite exclude each other; give one of them")
@@ -178,7 +178,7 @@ def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resum
 @contextmanager
 def _resumable(data_dir: Path | None = None) -> Iterator[None]:
     """Let a signal that stops the training end the process with the signal's status, and say how to resume."""
-    from bronet.train import Interrupted
+    from bronet.training import Interrupted
 
     try:
         yield

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, override
 from bronet.run.folder import create_run
-from bronet.train.distributed import Processes
-from bronet.train.loop import Interrupted, training_loop
-from bronet.train.statistics import Display, Tally
-from bronet.train.step import TrainStep
-from bronet.train.teacher import Lessons, Teacher, new_teacher
-from bronet.train.training import Training
-from bronet.train.training_run import train
+from bronet.training.distributed import Processes
+from bronet.training.learner import Training
+from bronet.training.loop import Interrupted, training_loop
+from bronet.training.run import train
+from bronet.training.statistics import Display, Tally
+from bronet.training.step import TrainStep
+from bronet.training.teacher import Lessons, Teacher, new_teacher
 from tiny_run import build, digits, split_digits, tiny_recipe
 from torchrun import together
 

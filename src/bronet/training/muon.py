@@ -23,10 +23,10 @@ from torch.nn import Parameter
 from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
 from bronet.models import CertifiableModel
-from bronet.train.distributed import Stored
+from bronet.training.distributed import Stored
 
 if TYPE_CHECKING:
-    from bronet.train.optimizers import Optimizer
+    from bronet.training.optimizers import Optimizer
 
 _OTHERS = "others."
 # The root mean square of an update, per learning rate: near that of Adam's, so that one rate serves both.

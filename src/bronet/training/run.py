@@ -33,11 +33,11 @@ from bronet.models.create import require_memory
 from bronet.recipe.dataset import DATASETS
 from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
-from bronet.train.checkpoint import check_recipe, save_model
-from bronet.train.distributed import Processes, joined_processes
-from bronet.train.provenance import describe_run
-from bronet.train.statistics import TensorBoard, require_tensorboard
-from bronet.train.training import Training
+from bronet.training.checkpoint import check_recipe, save_model
+from bronet.training.distributed import Processes, joined_processes
+from bronet.training.learner import Training
+from bronet.training.provenance import describe_run
+from bronet.training.statistics import TensorBoard, require_tensorboard
 
 HELD_OUT_SEED = 0
 NUMBERS_PER_WEIGHT = 3

@@ -23,7 +23,7 @@ from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import certified_at, margin_radius
-from bronet.train.distributed import Processes, is_sharded
+from bronet.training.distributed import Processes, is_sharded
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Protocol, runtime_checkable
 
 from bronet.data import Batch
-from bronet.train.distributed import Processes
+from bronet.training.distributed import Processes
 
 CHECK_EVERY = 20
 """Steps between two checks of how training goes: each check waits for the device."""

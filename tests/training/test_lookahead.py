@@ -6,11 +6,11 @@ from torch import nn
 
 from bronet.models import build_model
 from bronet.recipe import OptimRecipe, named_recipe, override
-from bronet.train.average import Lookahead
-from bronet.train.distributed import Parameters
-from bronet.train.optimizers import build_optimizer
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
+from bronet.training.average import Lookahead
+from bronet.training.distributed import Parameters
+from bronet.training.optimizers import build_optimizer
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 
 def parameters() -> list[nn.Parameter]:

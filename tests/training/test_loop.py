@@ -15,9 +15,9 @@ from bronet.models import CertifiableModel
 from bronet.recipe import BRONetArchitecture, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_weights, stored_recipe
-from bronet.train.loop import Interrupted, stop_requests
-from bronet.train.training import Training
-from bronet.train.training_run import train
+from bronet.training.learner import Training
+from bronet.training.loop import Interrupted, stop_requests
+from bronet.training.run import train
 from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, split_digits, tiny_recipe
 
 CHANCE = 0.1

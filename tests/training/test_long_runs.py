@@ -13,12 +13,12 @@ from bronet.models import CertifiableModel, build_model
 from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_budget
 from bronet.run.folder import create_run
 from bronet.run.weights import FORMAT_KEY
-from bronet.train.average import POWER_STEPS, Snapshot, WeightAverage
-from bronet.train.diagnosis import find_bad_layer
-from bronet.train.distributed import Processes
-from bronet.train.statistics import validate
-from bronet.train.training import Training
-from bronet.train.training_run import RunOptions, open_training, train
+from bronet.training.average import POWER_STEPS, Snapshot, WeightAverage
+from bronet.training.diagnosis import find_bad_layer
+from bronet.training.distributed import Processes
+from bronet.training.learner import Training
+from bronet.training.run import RunOptions, open_training, train
+from bronet.training.statistics import validate
 from tiny_run import build, digits, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +48,7 @@ def test_the_checkpoint_a_run_went_on_from_stays_until_a_new_one_is_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bronet.train.checkpoint.write_tensors", interrupted)
+        patch.setattr("bronet.training.checkpoint.write_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, run.path, resume=True, progress=False)
     train(recipe, run.path, resume=True, progress=False)

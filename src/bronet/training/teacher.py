@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from bronet.data import Batch, MixedBatches
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
-from bronet.train.distributed import Processes
-from bronet.train.loop import Interrupted
-from bronet.train.statistics import Display
+from bronet.training.distributed import Processes
+from bronet.training.loop import Interrupted
+from bronet.training.statistics import Display
 
 WIDTH = 64
 CONTRAST = 4.0

@@ -21,8 +21,8 @@ from bronet.recipe.text import differing_keys, flatten, from_text, to_text
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder
 from bronet.run.weights import check_fit, fitting, read_tensors, save_weights, write_tensors
-from bronet.train.distributed import Processes, Stored, copy_wholes, gathered
-from bronet.train.statistics import Tally
+from bronet.training.distributed import Processes, Stored, copy_wholes, gathered
+from bronet.training.statistics import Tally
 
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")

@@ -14,8 +14,8 @@ from torch.nn import Parameter
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import OptimRecipe
-from bronet.train.distributed import Parameters, Stored
-from bronet.train.muon import Muon
+from bronet.training.distributed import Parameters, Stored
+from bronet.training.muon import Muon
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import open_run
-from bronet.train import RunOptions, train
+from bronet.training import RunOptions, train
 from torchrun import ENVIRONMENT, SECONDS, alone, largest_difference, together, torchrun_words
 
 # BRONet: centring, a regularised stem, LA on EMMA's logits, NAdam in Lookahead, gradients clipped.

@@ -14,7 +14,7 @@ SCRIPT = f"""
 import sys
 import torch
 from bronet.recipe import named_recipe, override
-from bronet.train import Interrupted, train
+from bronet.training import Interrupted, train
 
 torch.set_num_threads(1)
 small = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]

@@ -25,12 +25,12 @@ from bronet.losses import (
 from bronet.models import CertifiableModel
 from bronet.ortho.spd import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
-from bronet.train.average import Lookahead
-from bronet.train.distributed import Parameters
-from bronet.train.muon import muon_matrices
-from bronet.train.optimizers import build_optimizer
-from bronet.train.statistics import Tally
-from bronet.train.teacher import new_teacher
+from bronet.training.average import Lookahead
+from bronet.training.distributed import Parameters
+from bronet.training.muon import muon_matrices
+from bronet.training.optimizers import build_optimizer
+from bronet.training.statistics import Tally
+from bronet.training.teacher import new_teacher
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
 _WARM_UP = 3

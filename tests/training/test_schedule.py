@@ -5,8 +5,8 @@ import math
 import pytest
 
 from bronet.recipe import LossRecipe, OptimRecipe, parse_budget
-from bronet.train.optimizers import learning_rate
-from bronet.train.step import emma_budget
+from bronet.training.optimizers import learning_rate
+from bronet.training.step import emma_budget
 
 STEPS_PER_EPOCH = 10
 EPOCHS = 100

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
-from bronet.train.distributed import Processes, is_sharded, part_of
+from bronet.training.distributed import Processes, is_sharded, part_of
 
 
 def find_bad_layer(model: CertifiableModel, loss: Callable[[], Tensor], processes: Processes | None = None) -> str:

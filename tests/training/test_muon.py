@@ -14,12 +14,12 @@ from bronet.layers import LastLayerNormalized, Normalization
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.dataset import DatasetSpec
-from bronet.train.distributed import Parameters
-from bronet.train.muon import Muon, muon_matrices, newton_schulz
-from bronet.train.optimizers import Optimizer, build_optimizer
-from bronet.train.statistics import Tally
-from bronet.train.step import TrainStep
-from bronet.train.training_run import train
+from bronet.training.distributed import Parameters
+from bronet.training.muon import Muon, muon_matrices, newton_schulz
+from bronet.training.optimizers import Optimizer, build_optimizer
+from bronet.training.run import train
+from bronet.training.statistics import Tally
+from bronet.training.step import TrainStep
 
 SMALLEST, LARGEST = 0.68, 1.14
 SHAPES = [(6, 6), (8, 20), (20, 8), (5, 1), (1, 5)]

@@ -18,10 +18,10 @@ from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override, to_text
 from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
-from bronet.train.checkpoint import Checkpoints
-from bronet.train.distributed import Parameters, Processes
-from bronet.train.optimizers import Optimizer, build_optimizer
-from bronet.train.statistics import Tally
+from bronet.training.checkpoint import Checkpoints
+from bronet.training.distributed import Parameters, Processes
+from bronet.training.optimizers import Optimizer, build_optimizer
+from bronet.training.statistics import Tally
 
 RECIPE = named_recipe("digits/quickstart")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.models import CertifiableModel
-from bronet.train.distributed import Parameters, Stored, part_of, spread
+from bronet.training.distributed import Parameters, Stored, part_of, spread
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""

@@ -1,6 +1,6 @@
 """A recipe's network while it learns: what a step, a check and the end of an epoch do, from the first step to the last.
 
-The loop itself is in `bronet.train.loop`.
+The loop itself is in `bronet.training.loop`.
 """
 
 from contextlib import nullcontext
@@ -15,15 +15,15 @@ from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
 from bronet.recipe.schema import Recipe, parse_budget
 from bronet.run.folder import RunFolder, remove_leftovers
-from bronet.train.average import Snapshot, WeightAverage
-from bronet.train.checkpoint import Checkpoints, save_model
-from bronet.train.diagnosis import find_bad_layer
-from bronet.train.distributed import Processes, Stored, forward_over_all
-from bronet.train.loop import Interrupted, stop_requests, training_loop
-from bronet.train.optimizers import learning_rate
-from bronet.train.statistics import Display, Stopwatch, Tally, TensorBoard, validate
-from bronet.train.step import TrainingForward, TrainStep, emma_budget
-from bronet.train.teacher import Lessons
+from bronet.training.average import Snapshot, WeightAverage
+from bronet.training.checkpoint import Checkpoints, save_model
+from bronet.training.diagnosis import find_bad_layer
+from bronet.training.distributed import Processes, Stored, forward_over_all
+from bronet.training.loop import Interrupted, stop_requests, training_loop
+from bronet.training.optimizers import learning_rate
+from bronet.training.statistics import Display, Stopwatch, Tally, TensorBoard, validate
+from bronet.training.step import TrainingForward, TrainStep, emma_budget
+from bronet.training.teacher import Lessons
 
 DIVERGED = 10.0
 """An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
