@@ -11,24 +11,15 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
-from bronet.layers import (
-    AnyConvolution,
-    Bias,
-    Block,
-    BROLinear,
-    Centring,
-    CholeskyLinear,
-    Flatten,
-    L2NormPool,
-    LastLayerNormalized,
-    LipschitzLayer,
-    LipschitzRegularizedConv2d,
-    MaxMin,
-    Normalization,
-    PixelUnshuffle,
-    convolution_named,
-    create_convolution,
-)
+from bronet.layers.activation import Block, MaxMin
+from bronet.layers.base import LipschitzLayer
+from bronet.layers.convolution import AnyConvolution
+from bronet.layers.dense import BROLinear, CholeskyLinear
+from bronet.layers.head import LastLayerNormalized
+from bronet.layers.registry import convolution_named, create_convolution
+from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
+from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
+from bronet.layers.shift import Bias, Centring, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import BRONetArchitecture, DenseKind, parse_rank
 from bronet.recipe.dataset import DatasetSpec
@@ -44,17 +35,23 @@ class BRONet(CertifiableModel):
         self.architecture = a = architecture
         self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels)
 
-        size = (spec.height, spec.width)
-        self.stem = self._stem(spec.channels, size)
-        size = _strided(size, a.stem_kernel, a.stem_stride, a.stem_padding)
+        size, stride, padding = (spec.height, spec.width), a.stem_stride, a.stem_padding
+        stem = LipschitzRegularizedConv2d(
+            spec.channels, a.width, a.stem_kernel, input_size=size, stride=stride, padding=padding
+        )
+        self.stem = Block(stem, Bias(a.width), MaxMin())
+        h, w = ((side + 2 * padding - a.stem_kernel) // stride + 1 for side in size)
+        size = (h, w)
 
-        self.regularized = nn.Sequential(*(self._regularized(size) for _ in range(a.regularized_depth)))
-        self.backbone = nn.Sequential()
+        self.regularized, self.backbone = nn.Sequential(), nn.Sequential()
+        for _ in range(a.regularized_depth):
+            conv = LipschitzRegularizedConv2d(a.width, a.width, input_size=size, residual_depth=a.regularized_depth)
+            self.regularized.append(self._centred(conv))
         for _ in range(a.depth):
-            conv = self._backbone_convolution(size)
-            self.backbone.append(self._centred(conv))
+            layer = self._backbone_convolution(size)
+            self.backbone.append(self._centred(layer))
             if a.keep_padding:
-                size = (size[0] + 2 * conv.padding, size[1] + 2 * conv.padding)
+                size = (size[0] + 2 * layer.padding, size[1] + 2 * layer.padding)
 
         self.neck = self._neck(size)
         self.dense = nn.Sequential(*(self._dense_block() for _ in range(a.dense_depth)))
@@ -66,17 +63,6 @@ class BRONet(CertifiableModel):
         x = self.backbone(self.regularized(x))
         logits: Tensor = self.head(self.dense(self.neck(x)))
         return logits
-
-    def _stem(self, channels: int, size: tuple[int, int]) -> Block:
-        a = self.architecture
-        conv = LipschitzRegularizedConv2d(
-            channels, a.width, a.stem_kernel, input_size=size, stride=a.stem_stride, padding=a.stem_padding
-        )
-        return Block(conv, Bias(a.width), MaxMin())
-
-    def _regularized(self, size: tuple[int, int]) -> Block:
-        width, depth = self.architecture.width, self.architecture.regularized_depth
-        return self._centred(LipschitzRegularizedConv2d(width, width, input_size=size, residual_depth=depth))
 
     def _backbone_convolution(self, size: tuple[int, int]) -> AnyConvolution:
         a = self.architecture
@@ -133,8 +119,3 @@ def _semi_orthogonal(kind: DenseKind, in_features: int, out_features: int) -> Li
 
 def _rank(channels: int, ratio: str) -> int:
     return max(1, round(channels * parse_rank(ratio)))
-
-
-def _strided(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
-    h, w = ((s + 2 * padding - kernel) // stride + 1 for s in size)
-    return h, w

@@ -49,7 +49,12 @@ def build_model(
     Weights are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated;
     elsewhere a network that does not fit into this machine's memory is refused before it is built.
     """
-    outline = _outline(architecture, spec)
+    try:
+        with torch.device("meta"):
+            outline = _network(architecture, spec)
+    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
+        reason = str(error).partition("\n")[0]
+        raise BronetError(f"the network of {spec.name} must be of a size that can be built ({reason})") from None
     if torch.device(device or "cpu").type == "meta":
         return outline.to(dtype=dtype)
     require_memory(outline)
@@ -57,16 +62,6 @@ def build_model(
         torch.manual_seed(seed)
         model = _network(architecture, spec)
     return model.to(device=device, dtype=dtype)
-
-
-def _outline(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:
-    """Return the network without its numbers."""
-    try:
-        with torch.device("meta"):
-            return _network(architecture, spec)
-    except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
-        reason = str(error).partition("\n")[0]
-        raise BronetError(f"the network of {spec.name} must be of a size that can be built ({reason})") from None
 
 
 def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:

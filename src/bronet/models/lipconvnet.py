@@ -9,22 +9,14 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
-from bronet.layers import (
-    Bias,
-    Block,
-    BROConv2d,
-    BROLinear,
-    Flatten,
-    Head,
-    Householder,
-    LastLayerNormalized,
-    LipschitzLayer,
-    MaxMin,
-    Normalization,
-    OrthogonalHead,
-    PixelUnshuffle,
-    create_convolution,
-)
+from bronet.layers.activation import Block, Householder, MaxMin
+from bronet.layers.base import LipschitzLayer
+from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.dense import BROLinear
+from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.registry import create_convolution
+from bronet.layers.shape import Flatten, PixelUnshuffle
+from bronet.layers.shift import Bias, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipConvNetArchitecture, parse_rank
 from bronet.recipe.dataset import DatasetSpec

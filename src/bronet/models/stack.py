@@ -11,16 +11,11 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
-from bronet.layers import (
-    Bias,
-    Flatten,
-    LastLayerNormalized,
-    MaxMin,
-    Normalization,
-    PixelUnshuffle,
-    create_convolution,
-)
-from bronet.layers.shape import ScaledMeanPool
+from bronet.layers.activation import MaxMin
+from bronet.layers.head import LastLayerNormalized
+from bronet.layers.registry import create_convolution
+from bronet.layers.shape import Flatten, PixelUnshuffle, ScaledMeanPool
+from bronet.layers.shift import Bias, Normalization
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.dataset import DatasetSpec
 
@@ -35,7 +30,13 @@ class Stack(CertifiableModel):
         self.architecture = a = architecture
         self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels)
         self.patches = PixelUnshuffle(a.patch)
-        channels, side = spec.channels * a.patch**2, self._side(spec)
+        factor = a.patch * a.pool * math.prod(a.strides)
+        if spec.height != spec.width or spec.height % factor:
+            raise BronetError(
+                f"images must be square with sides a multiple of {factor} (patch, strides and pool of the stack), "
+                f"got {spec.height} x {spec.width}"
+            )
+        channels, side = spec.channels * a.patch**2, spec.height // a.patch
 
         self.convolutions = nn.Sequential()
         for width, kernel, stride in zip(a.widths, a.kernels, a.strides, strict=True):
@@ -60,17 +61,6 @@ class Stack(CertifiableModel):
         x = self.flatten(self.dense(self.to_vector(x)))
         logits: Tensor = self.head(x)
         return logits
-
-    def _side(self, spec: DatasetSpec) -> int:
-        """Return the image's side in patches; it must be square and divisible by every stride and the pool."""
-        a = self.architecture
-        factor = a.patch * a.pool * math.prod(a.strides)
-        if spec.height != spec.width or spec.height % factor:
-            raise BronetError(
-                f"images must be square with sides a multiple of {factor} (patch, strides and pool of the stack), "
-                f"got {spec.height} x {spec.width}"
-            )
-        return spec.height // a.patch
 
     def _block(
         self, c_in: int, c_out: int, side: int, *, kernel: int, stride: int, hidden: int | None

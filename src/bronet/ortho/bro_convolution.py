@@ -127,7 +127,8 @@ class _Reflection(torch.autograd.Function):
         h = target.analysis(g)
         q = inverse @ (rows_of_channels(A, geometry.c_out).mT @ h)
         left = fill_channels(h, c).baddbmm_(A, q, alpha=-1)
-        gx = source.reflected(crop_image(g, c_in, geometry), rows_of_channels(left, c_in), -1)
+        cropped = _moved(g, c_in, geometry.windows.target, geometry.windows.source)
+        gx = source.reflected(cropped, rows_of_channels(left, c_in), -1)
         if not ctx.needs_input_grad[1]:
             return gx, None, None, None
         right = fill_channels(source.analysis(x), c).baddbmm_(A, p, alpha=-1)
@@ -173,21 +174,15 @@ def images_of(y: Float[Tensor, "pixels c b"], geometry: Geometry) -> Float[Tenso
 
 def embed_image(x: Float[Tensor, "pixels c_in b"], geometry: Geometry) -> Float[Tensor, "pixels_out c_out b"]:
     """Return E x: channels cut or zero-filled, pixels set into the output window."""
-    x = embed_channels(x, geometry.c_out, dim=1)
-    source, target = geometry.windows.source, geometry.windows.target
+    return _moved(x, geometry.c_out, geometry.windows.source, geometry.windows.target)
+
+
+def _moved(x: Float[Tensor, "from c b"], channels: int, source: Window, target: Window) -> Float[Tensor, "to k b"]:
+    """Return x with so many channels, its pixels moved from one window to another: cut off, or filled with zeros."""
+    x = embed_channels(x, channels, dim=1)
     if source == target:
         return x
-    (top, left), (h, w), (H, W) = source.corner, source.size, target.size
-    image = x.reshape(h, w, *x.shape[1:])
-    return torch.nn.functional.pad(image, (0, 0, 0, 0, left, W - w - left, top, H - h - top)).flatten(0, 1)
-
-
-def crop_image(g: Float[Tensor, "pixels_out c_out b"], c_in: int, geometry: Geometry) -> Float[Tensor, "pixels c_in b"]:
-    """Return E'g: the adjoint of `embed_image`."""
-    g = embed_channels(g, c_in, dim=1)
-    source, target = geometry.windows.source, geometry.windows.target
-    if source == target:
-        return g
-    (top, left), (h, w) = source.corner, source.size
-    image = g.reshape(*target.size, *g.shape[1:])
-    return image[top : top + h, left : left + w].flatten(0, 1)
+    top, left = (a - b for a, b in zip(source.corner, target.corner, strict=True))
+    bottom, right = target.size[0] - source.size[0] - top, target.size[1] - source.size[1] - left
+    image = x.reshape(*source.size, *x.shape[1:])
+    return torch.nn.functional.pad(image, (0, 0, 0, 0, left, right, top, bottom)).flatten(0, 1)

@@ -26,14 +26,10 @@ def cayley(P: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:
     """Return a matrix with orthonormal columns (rows, where m < n) by the Cayley transform (Trockman and Kolter 2021).
 
     Guaranteed for every parameter, up to rounding: I + A with A skew plus positive semidefinite is never singular. It
-    reaches no matrix with an eigenvalue -1.
-
-    Square: (I - A)(I + A)^-1 with A = P - P*. Tall, P = (U, V) stacked: the first n columns of the Cayley transform of
-    the skew matrix [[U - U*, -V*], [V, 0]], which needs one n x n solve: A = U - U* + V*V gives
-    ((I - A)(I + A)^-1, -2 V (I + A)^-1).
-
-    Matrices with an entry beyond eps^(-1/3), 2e2 in float32 and 2e5 in float64, are scaled back to that: A would square
-    it, and I + A be singular to working precision.
+    reaches no matrix with an eigenvalue -1. Square: (I - A)(I + A)^-1 with A = P - P*. Tall, P = (U, V) stacked: the
+    first n columns of the transform of the skew [[U - U*, -V*], [V, 0]], which are ((I - A)(I + A)^-1, -2 V (I + A)^-1)
+    with A = U - U* + V*V. An entry beyond eps^(-1/3) is scaled back to that: I + A would be singular to working
+    precision.
     """
     m, n = P.shape[-2:]
     if m < n:
@@ -138,15 +134,11 @@ def bcop_kernel(
     eye = torch.eye(n, dtype=core.dtype, device=core.device)
     for P, Q in zip(projections[0::2], projections[1::2], strict=True):
         rows = [torch.stack((left @ Q, left @ (eye - Q)), dim=-1) for left in (P, eye - P)]
-        kernel = block_convolution(kernel, torch.stack(rows, dim=-2))
+        columns = torch.stack(rows, dim=-2).transpose(0, 1)
+        # Kernels compose tap by tap, as sums of X[s] Y[t - s]: a convolution whose batch is made of Y's columns.
+        composed = torch.nn.functional.conv2d(columns, kernel.flip(-2, -1), padding=kernel.shape[-1] - 1)
+        kernel = composed.transpose(0, 1)
     return kernel
-
-
-def block_convolution(X: Float[Tensor, "m n kx kx"], Y: Float[Tensor, "n p ky ky"]) -> Float[Tensor, "m p kz kz"]:
-    """Return the kernel of the composition of two convolutions."""
-    # Tap by tap Z[t] = sum over s of X[s] Y[t - s]: a convolution whose batch is made of Y's columns.
-    Z = torch.nn.functional.conv2d(Y.transpose(0, 1), X.flip(-2, -1), padding=X.shape[-1] - 1)
-    return Z.transpose(0, 1)
 
 
 def bjorck(P: Float[Tensor, "*batch m n"], *, steps: int = BJORCK_STEPS) -> Float[Tensor, "*batch m n"]:

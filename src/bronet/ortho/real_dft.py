@@ -8,6 +8,7 @@ of a conjugate pair on its self-conjugate lines, each with half the weight, so D
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -34,8 +35,31 @@ class Window:
     corner: tuple[int, int] = (0, 0)
 
 
+class _Products:
+    def factors(self) -> tuple[Float[Tensor, "..."], ...]:
+        """Return the real matrices whose composition D is."""
+        return tuple(vars(self).values())
+
+    def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
+        """Return D'u."""
+        matrix, columns = self._last_product(u)
+        return (matrix @ columns).view(-1, u.shape[1] // 2, u.shape[2])
+
+    def reflected(
+        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
+    ) -> Float[Tensor, "pixels c b"]:
+        """Return sign (residual - 2 D'u), the last product and the sum in one."""
+        matrix, columns = self._last_product(u)
+        flat = residual.reshape(len(matrix), -1)
+        return torch.addmm(flat, matrix, columns, beta=sign, alpha=-2 * sign).view(residual.shape)
+
+    @abstractmethod
+    def _last_product(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two factors of the last product of D'u."""
+
+
 @dataclass(frozen=True)
-class DenseDFT:
+class DenseDFT(_Products):
     """D as one matrix: rows (frequency, re/im), columns the window's pixels."""
 
     matrix: Float[Tensor, "two_f pixels"]
@@ -45,22 +69,8 @@ class DenseDFT:
         _, c, b = x.shape
         return (self.matrix @ x.reshape(x.shape[0], c * b)).view(-1, 2 * c, b)
 
-    def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
-        """Return D'u."""
-        f, two_c, b = u.shape
-        return (self.matrix.mT @ u.reshape(2 * f, (two_c // 2) * b)).view(-1, two_c // 2, b)
-
-    def reflected(
-        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
-    ) -> Float[Tensor, "pixels c b"]:
-        """Return sign (residual - 2 D'u), in one product."""
-        pixels, c, b = residual.shape
-        flat = residual.reshape(pixels, c * b)
-        return torch.addmm(flat, self.matrix.mT, u.reshape(-1, c * b), beta=sign, alpha=-2 * sign).view(pixels, c, b)
-
-    def factors(self) -> tuple[Tensor, ...]:
-        """Return the real matrices whose composition D is."""
-        return (self.matrix,)
+    def _last_product(self, u: Float[Tensor, "f two_c b"]) -> tuple[Tensor, Tensor]:
+        return self.matrix.mT, u.reshape(self.matrix.shape[0], -1)
 
     def cropped(self, window: Window) -> "DenseDFT":
         """Return the columns of a window, bit for bit, of the D of its whole grid."""
@@ -70,7 +80,7 @@ class DenseDFT:
 
 
 @dataclass(frozen=True)
-class SeparableDFT:
+class SeparableDFT(_Products):
     """D as a real DFT along the height, then a complex one along the width for each height frequency."""
 
     height: Float[Tensor, "two_kh h"]
@@ -83,27 +93,10 @@ class SeparableDFT:
         along_height = (self.height @ x.reshape(h, w * c * b)).view(-1, 2 * w, c * b)
         return (self.width @ along_height).view(-1, 2 * c, b)
 
-    def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
-        """Return D'u."""
-        c, b = u.shape[1] // 2, u.shape[2]
-        return (self.height.mT @ self._along_height(u)).view(-1, c, b)
-
-    def reflected(
-        self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
-    ) -> Float[Tensor, "pixels c b"]:
-        """Return sign (residual - 2 D'u), the last product and the sum in one."""
-        flat, last = residual.reshape(self.height.shape[1], -1), self._along_height(u)
-        return torch.addmm(flat, self.height.mT, last, beta=sign, alpha=-2 * sign).view(residual.shape)
-
-    def _along_height(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "two_kh wcb"]:
-        """Return the transform undone along the width: rows (height frequency, re/im), columns (w, c, b)."""
-        _, two_c, b = u.shape
-        undone = self.width.mT @ u.reshape(self.height.shape[0] // 2, self.width.shape[0], (two_c // 2) * b)
-        return undone.reshape(self.height.shape[0], -1)
-
-    def factors(self) -> tuple[Tensor, ...]:
-        """Return the real matrices whose composition D is."""
-        return (self.height, self.width)
+    def _last_product(self, u: Float[Tensor, "f two_c b"]) -> tuple[Tensor, Tensor]:
+        # The transform undone along the width has rows (height frequency, re/im) and columns (w, c, b).
+        undone = self.width.mT @ u.reshape(self.height.shape[0] // 2, self.width.shape[0], -1)
+        return self.height.mT, undone.reshape(self.height.shape[0], -1)
 
     def cropped(self, window: Window) -> "SeparableDFT":
         """Return the columns of a window, bit for bit, of the D of its whole grid."""
@@ -119,10 +112,8 @@ def memoized(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keep the results of the last `maxsize` different calls; torch.compile does not see them and computes anew."""
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
-        @lru_cache(maxsize=maxsize)
-        def kept(*args: P.args, **kwargs: P.kwargs) -> T:
-            with torch.inference_mode(False):  # whoever asks first: tensors of inference mode serve no gradient
-                return function(*args, **kwargs)
+        # Whoever asks first: tensors of inference mode serve no gradient.
+        kept = lru_cache(maxsize=maxsize)(torch.inference_mode(False)(function))
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -35,9 +35,8 @@ def textbook_bro_convolution(
 ) -> Float[Tensor, "b c_out h_out w_out"]:
     """Return the BRO convolution of x (Proposition 2): orthogonal on the padded grid, a contraction once cropped.
 
-    `padding` is k' on each side (default k // 2; zero makes the convolution circular); c = max(c_in, c_out). Half of
-    the spectrum suffices, because everything is real in space. Algorithm 1 crops k:-k in its last line; the stated
-    shapes need k':-k', which is what is done here.
+    `padding` is k' on each side (default k // 2; zero makes the convolution circular); c = max(c_in, c_out). Algorithm
+    1 crops k:-k in its last line; the stated shapes need k':-k', which is what is done here.
     """
     c_in, k = x.shape[1], V.shape[-1]
     pad = k // 2 if padding is None else padding

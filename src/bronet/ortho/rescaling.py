@@ -27,13 +27,14 @@ _GRAM_STEPS = 6
 def absolute_sums(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_in"]) -> Float[Tensor, " c_in"]:
     """Return T_i = sum over j and shifts t of |G[i, j, t]| q_j / q_i, G the kernel's autocorrelation.
 
-    G[i, j, t] is the sum over outputs and taps s of K[o, i, s] K[o, j, s + t]: one product for each shift, and none for
-    -t, whose matrix is the transpose. As one convolution it would take the library's workspace of many GiB.
+    G[i, j, t] is the sum over outputs and taps s of K[o, i, s] K[o, j, s + t]: one product for each shift under which
+    the kernel meets itself, none for -t, whose matrix is the transpose. One convolution would take GiB of workspace.
     """
     k = kernel.shape[-1]
     taps = kernel.permute(2, 3, 0, 1)
     total = torch.zeros_like(q)
-    for down, right in _half_of_the_shifts(k):
+    half = [(down, right) for down in range(k) for right in range(1 - k, k) if down > 0 or right >= 0]
+    for down, right in half:
         first = taps[: k - down, max(0, -right) : k - max(0, right)].flatten(0, 2)
         second = taps[down:, max(0, right) : k + min(0, right)].flatten(0, 2)
         magnitude = (first.mT @ second).abs()
@@ -41,11 +42,6 @@ def absolute_sums(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_
         if (down, right) != (0, 0):
             total = total + magnitude.mT @ q
     return total / q
-
-
-def _half_of_the_shifts(k: int) -> list[tuple[int, int]]:
-    """Return one of each pair t and -t of shifts under which a k x k kernel meets itself."""
-    return [(down, right) for down in range(k) for right in range(1 - k, k) if down > 0 or right >= 0]
 
 
 class Rescaled(NamedTuple):

@@ -31,15 +31,6 @@ TILE = 64
 _ROUNDING_ULPS = 4
 
 
-def ridge_of(diagonal: Float[Tensor, "*batch n"], relative: float, dtype: torch.dtype) -> Float[Tensor, "*batch"]:
-    """Return the ridge: `relative` times the mean diagonal, at least a few ulps of it, and never zero.
-
-    The absolute floor, eps^2, supposes parameters scaled to a largest entry of one: below it a Gram matrix
-    is rounding noise. It is what makes V = 0 the identity instead of a failed factorisation.
-    """
-    return diagonal.mean(-1) * _at_least_ulps(relative, dtype) + torch.finfo(dtype).eps ** 2
-
-
 def ridge_slope(relative: float, n: int, dtype: torch.dtype) -> float:
     """Return the derivative of the ridge with respect to each of the n diagonal entries."""
     return _at_least_ulps(relative, dtype) / n
@@ -50,16 +41,21 @@ def _at_least_ulps(relative: float, dtype: torch.dtype) -> float:
 
 
 def with_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> Inexact[Tensor, "*batch n n"]:
-    """Return S + e I, S real symmetric or complex Hermitian."""
-    diagonal = S.diagonal(dim1=-2, dim2=-1)
-    ridge = ridge_of(diagonal.real, relative, S.real.dtype)
-    return S.diagonal_scatter(diagonal + ridge[..., None], dim1=-2, dim2=-1)
+    """Return S + e I, S real symmetric or complex Hermitian; see `add_ridge`."""
+    S = S.clone()
+    add_ridge(S, relative)
+    return S
 
 
-def add_ridge(S: Float[Tensor, "*batch n n"], relative: float) -> None:
-    """Add e I to S in place."""
-    diagonal = S.diagonal(dim1=-2, dim2=-1)
-    diagonal += ridge_of(diagonal, relative, S.dtype)[..., None]
+def add_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> None:
+    """Add e I to S in place: `relative` times the mean diagonal, at least a few ulps of it, and never zero.
+
+    The absolute floor, eps^2, supposes parameters scaled to a largest entry of one: below it a Gram matrix
+    is rounding noise. It is what makes V = 0 the identity instead of a failed factorisation.
+    """
+    diagonal, dtype = S.diagonal(dim1=-2, dim2=-1), S.real.dtype
+    ridge = diagonal.real.mean(-1) * _at_least_ulps(relative, dtype) + torch.finfo(dtype).eps ** 2
+    diagonal += ridge[..., None]
 
 
 def unit_scaled(V: Tensor) -> Tensor:
@@ -126,7 +122,12 @@ def inverse_factor(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
 def _factor_into(S: Tensor, M: Tensor) -> None:
     n = S.shape[-1]
     if n <= TILE:
-        _factor_tiles(S, M)
+        if S.is_cuda and S.dtype == torch.float32:
+            from bronet.kernels.inverse import factor_tiles
+
+            factor_tiles(S, M)
+        else:
+            M.copy_(eliminated(S))
         return
     m = TILE * -(-n // (2 * TILE))  # whole tiles first; the rest is the smaller part
     M11, M22 = M[:, :m, :m], M[:, m:, m:]
@@ -134,15 +135,6 @@ def _factor_into(S: Tensor, M: Tensor) -> None:
     L = S[:, m:, :m] @ M11.mT
     _factor_into(torch.baddbmm(S[:, m:, m:], L, L.mT, alpha=-1), M22)
     M[:, m:, :m] = (M22 @ (L @ M11)).neg_()
-
-
-def _factor_tiles(S: Tensor, M: Tensor) -> None:
-    if S.is_cuda and S.dtype == torch.float32:
-        from bronet.kernels.inverse import factor_tiles
-
-        factor_tiles(S, M)
-    else:
-        M.copy_(eliminated(S))
 
 
 def eliminated(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
