@@ -61,13 +61,13 @@ def test_only_the_lower_triangle_is_read() -> None:
 def test_the_factor_is_computed_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded to TF32 a Schur complement of a condition of 1000 may be indefinite."""
     seen: list[bool] = []
-    factor_tiles = blocks._factor_tiles
+    eliminated = blocks.eliminated
 
-    def watched(S: Tensor, M: Tensor) -> None:
+    def watched(S: Tensor) -> Tensor:
         seen.append(torch.backends.cuda.matmul.allow_tf32)
-        factor_tiles(S, M)
+        return eliminated(S)
 
-    monkeypatch.setattr(blocks, "_factor_tiles", watched)
+    monkeypatch.setattr(blocks, "eliminated", watched)
     with float32_products(tf32=True):
         inverse_by_blocks(torch.eye(2 * TILE).expand(1, -1, -1))
         assert torch.backends.cuda.matmul.allow_tf32
