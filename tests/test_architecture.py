@@ -112,7 +112,7 @@ def test_a_report_reads_rows_and_nothing_else_of_a_certificate_or_an_attack() ->
 
 def test_tests_mirror_the_rooms() -> None:
     rooms = {room_of(path) for path in FILES}
-    elsewhere = {"docs", "faults", "gpu", "helpers", "lab"}
+    elsewhere = {"docs", "faults", "gpu", "helpers", "lab", "published"}
     for path in sorted((ROOT / "tests").iterdir()):
         if path.is_dir() and any(path.glob("*.py")):
             assert path.name in rooms | elsewhere, path
