@@ -1,12 +1,13 @@
 """The command line of the laboratory: parse, call, print."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bronet.cli.exit_status import Commands
-from bronet.cli.options import LayersOption, run_layer_files
+from bronet.cli.options import LayersOption, out_option, run_layer_files
 from bronet.errors import BronetError
 from lab.analyze.commands import app as analyze
 from lab.bench.commands import app as bench
@@ -183,6 +184,25 @@ def walk(
     typer.echo(f"{len(files)} files")
 
 
+@app.command("round")
+def round_weights(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    *,
+    out: Annotated[Path, out_option("Run folder for the rounded weights.")],
+) -> None:
+    """Round the weights of a run to bf16, in a new run folder.
+
+    Example:  python -m lab round runs/quickstart --out runs/quickstart-bf16
+
+    Writes into --out: model.safetensors (kernels and matrices in bf16) and copies of recipe, log and record. What was
+    proved of RUN is not copied: certify the new folder.
+    """
+    from lab.publish import round_run
+
+    result = round_run(run, out)
+    typer.echo(f"rounded: {result.weights}\nnext:    {shlex.join(['bronet', 'certify', str(result.path)])}")
+
+
 @app.command()
 def publish(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
@@ -202,7 +222,7 @@ def publish(
 
     Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
     With --pretrained also config.json, model.safetensors and a model card: inside the package bronet, or above 8 MB in
-    the folder weights, with a line in the manifest. The weights must be rounded already (bronet round), so that the
+    the folder weights, with a line in the manifest. The weights must be rounded already (python -m lab round), so that the
     published certificate is theirs.
     """
     from lab.publish import publish as publish_run

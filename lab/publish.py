@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, replace_bytes, replace_text, require_writable
+from bronet.files import Json, read_object, replace_bytes, replace_text, require_writable
 from bronet.pretrained.network import WEIGHTS, read_config
 from bronet.pretrained.places import (
     CONFIG,
@@ -28,11 +28,12 @@ from bronet.records import as_plain
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import check_rows, file_hash, read_certificate
-from bronet.run.folder import RunFolder, open_run
+from bronet.run.folder import RunFolder, create_run, open_run, remove_run
 from bronet.run.weights import load_model
 from lab.card import model_card
 
 CARD = "README.md"
+REMARK = "kernels and matrices rounded to bf16 after training"
 LARGEST_IN_PACKAGE = 8_000_000
 """Bytes of weights: a larger network would make the package as large for everyone."""
 WEIGHTS_FOLDER = Path(__file__).parents[1] / "weights"
@@ -52,7 +53,7 @@ def publish(
     """Write the evidence of a run into a folder, and its network under a name, and return what was written.
 
     Guaranteed: seals and hashes of the run's certificates hold, those of the weights too, and nothing is written
-    otherwise. With `pretrained` the weights must be rounded already (`bronet round`).
+    otherwise. With `pretrained` the weights must be rounded already (`python -m lab round`).
 
     Args:
         run: the certified run.
@@ -103,7 +104,7 @@ def publish(
         inside = results.resolve().is_relative_to(home.resolve().parent)
         place = results.resolve().relative_to(home.resolve().parent).as_posix() if inside else results.name
         manifest = package / MANIFEST
-        _add_to_manifest(manifest, pretrained, folder, source=f"{command}; then bronet round", results=place)
+        _add_to_manifest(manifest, pretrained, folder, source=f"{command}; then lab round", results=place)
         return [results, folder, manifest]
     return [results]
 
@@ -156,6 +157,30 @@ def _add_to_manifest(path: Path, name: str, folder: Path, *, source: str, result
     published_networks.cache_clear()
 
 
+def round_run(run: RunFolder | Path | str, out: Path | str) -> RunFolder:
+    """Return a new run folder with the rounded weights, the recipe, the log and the record of a run.
+
+    The record says that they are rounded. Nothing that was proved of the run is copied: certify the new one.
+    """
+    run, out = open_run(run), Path(out)
+    if out.resolve() == run.path.resolve():
+        raise BronetError(f"--out must be another folder than the run's, got {out}")
+    recipe = run.recipe
+    model = load_model(run)
+    record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
+    result = create_run(out, recipe)
+    try:
+        if run.log.exists():
+            replace_bytes(result.log, run.log.read_bytes())
+        if record is not None:
+            result.write_record(record)
+        save_rounded(result.weights, model, recipe=recipe)
+    except BaseException:  # also Ctrl-C: half a run would be in the way of the next attempt
+        remove_run(result)
+        raise
+    return result
+
+
 def _check_name(name: str, data: str) -> None:
     if not NAME.fullmatch(name) or not name.endswith(f"/{data}"):
         raise BronetError(f"--pretrained must be model/{data}, in small letters, digits, dots and dashes, got {name!r}")
@@ -171,7 +196,7 @@ def _check_rounded(run: RunFolder) -> None:
     if not same:
         raise BronetError(
             f"the certificate of a pretrained network must be of rounded weights, those of {run.path} are not; "
-            f"run: bronet round {run.path} --out NEW, then certify and publish NEW"
+            f"run: python -m lab round {run.path} --out NEW, then certify and publish NEW"
         )
 
 

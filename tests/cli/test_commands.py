@@ -17,7 +17,7 @@ from bronet.recipe import from_text, named_recipe, override, recipe_names, to_te
 
 COMMANDS = (
     *("quickstart", "train", "certify", "report", "verify", "attack", "serve", "export", "recipes"),
-    *("check", "bench", "round", "info"),
+    *("check", "bench", "info"),
 )
 HELP_SECONDS = 0.5
 HEAVY = ("torch", "numpy", "matplotlib", "yaml", "bronet.recipe", "bronet.data")
@@ -133,12 +133,12 @@ def test_too_little_memory_is_one_line_and_other_faults_are_not(
         raise raised
 
     raised: Exception = error
-    monkeypatch.setattr("bronet.pretrained.round_run", fails)
-    told = refusal("round", "run", "--out", "other")
+    monkeypatch.setattr("bronet.pretrained.find_network", fails)
+    told = refusal("info", "run")
     assert told.startswith("error: there is not enough memory (")
     assert told.endswith("); take fewer images at once or a smaller network")
     raised = RuntimeError("a fault of this program")
-    assert run.invoke(app, ["round", "run", "--out", "other"]).exception is raised
+    assert run.invoke(app, ["info", "run"]).exception is raised
 
 
 def test_version_is_that_of_the_package() -> None:

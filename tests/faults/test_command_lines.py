@@ -16,7 +16,7 @@ from ledger import Tell
 QUICK = "digits/quickstart"
 RIGHT = (
     ("train", QUICK), ("bench", QUICK), ("certify", "run"), ("attack", "run"), ("verify", "run"), ("report", "run"),
-    ("export", "run"), ("round", "run", "--out", "new"), ("info", "run"),
+    ("export", "run"), ("info", "run"),
     ("serve", "run"), ("data", "unpack", "run"), ("recipes", "show", QUICK), ("check", "run"),
 )  # fmt: skip
 NUMBERS = ("0", "-1", "1e300", "nan", "inf", "9" * 400, "1:30", "0x10", "", " ", "one", "1;2", "../x", "-")

@@ -20,7 +20,6 @@ ATTACK = ("attack", "run", "--attack", "pgd", "--steps", 4, "--restarts", 1, "--
 COMMANDS = {
     "certify": (CERTIFY, ("certificate.csv", "targeted.csv"), 40),
     "attack": (ATTACK, ("attack-pgd-l2-36_255.csv",), 30),
-    "round": (("round", "run", "--out", "rounded"), ("../rounded/model.safetensors",), 15),
     "report": (("report", "run"), ("report/summary.csv", "report/curve.png"), 15),
 }
 """Words, files to compare, and how often each is killed."""

@@ -10,12 +10,12 @@ from typer.testing import CliRunner, Result
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.certificates.run import certify_run
 from bronet.cli.exit_status import ExitStatus
-from bronet.pretrained import load_pretrained, round_run
+from bronet.pretrained import find_network, load_pretrained, save_pretrained
 from bronet.pretrained.places import published_folder, read_manifest
 from bronet.report.evidence import read_evidence
 from bronet.run.certificate import SEAL, sealed
 from lab.commands import app
-from lab.publish import publish
+from lab.publish import publish, round_run
 from tiny_run import train_tiny_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,3 +114,28 @@ def test_a_certificate_that_was_touched_is_not_published(empty_folder: Path) -> 
     rows.write_text(rows.read_text().replace(",1,", ",1, ", 1))
     assert "certificate.csv differs" in refusal("publish", str(trained), "--results", "results/row")
     assert not Path("results").exists()
+
+
+def test_rounding_gives_the_weights_of_a_saved_network_and_a_record_that_says_so(empty_folder: Path) -> None:
+    trained = train_tiny_run(empty_folder / "run")
+    assert "bronet certify rounded" in run("round", str(trained), "--out", "rounded").stdout
+    saved = find_network(save_pretrained(trained, "saved")).weights
+    assert Path("rounded/model.safetensors").read_bytes() == saved.read_bytes()
+    assert "bf16" in json.loads(Path("rounded/record.json").read_text())["weights"]
+    assert refusal("round", str(trained), "--out", "rounded").endswith("already holds a run; choose another")
+
+
+def test_rounding_that_fails_or_is_interrupted_leaves_nothing(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    trained = train_tiny_run(empty_folder / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("lab.publish.save_rounded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            round_run(trained, "rounded")
+    (trained / "record.json").write_text("[]")
+    assert "record.json must hold" in refusal("round", str(trained), "--out", "rounded")
+    assert not Path("rounded").exists()

@@ -15,7 +15,7 @@ import bronet
 from bronet import BronetError
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
-from bronet.pretrained import find_network, load_pretrained, pretrained_names, round_run, save_pretrained, unpack
+from bronet.pretrained import find_network, load_pretrained, pretrained_names, save_pretrained, unpack
 from bronet.pretrained.places import (
     HOME_VARIABLE,
     PublishedFile,
@@ -69,12 +69,10 @@ def test_a_saved_network_is_the_runs_network_rounded_to_bf16(run: Path, saved: P
 
 
 def test_saving_twice_gives_the_same_bytes_and_rounding_is_idempotent(run: Path, saved: Path, tmp_path: Path) -> None:
-    rounded = round_run(run, tmp_path / "rounded")
-    assert rounded.weights.read_bytes() == (saved / "model.safetensors").read_bytes()
+    rounded = unpack(find_network(saved), tmp_path / "rounded")
     again = save_pretrained(rounded.path, tmp_path / "again")
     assert {path.name for path in again.iterdir()} == {"config.json", "model.safetensors"}
-    assert (again / "model.safetensors").read_bytes() == rounded.weights.read_bytes()
-    assert "rounded to bf16" in (again / "config.json").read_text()
+    assert (again / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
 
 
 def _json(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
@@ -177,20 +175,6 @@ def test_a_hostile_folder_is_refused_in_one_line(case: str, folder: Path) -> Non
 def test_the_recipe_of_a_run_cannot_ask_for_more_than_its_weights_hold(run: Path, setting: str, told: str) -> None:
     with pytest.raises(BronetError, match=told):
         trained_model(open_run(run).weights, override(open_run(run).recipe, [setting]))
-
-
-def test_rounding_that_was_interrupted_leaves_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("bronet.pretrained.saving.save_rounded", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            round_run(run, tmp_path / "rounded")
-    assert not (tmp_path / "rounded").exists()
-    assert round_run(run, tmp_path / "rounded").weights.is_file()
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones_and_the_places() -> None:

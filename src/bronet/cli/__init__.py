@@ -17,7 +17,7 @@ from bronet.cli.catalog import data_app, recipes_app
 from bronet.cli.certify import certify, check, verify
 from bronet.cli.exit_status import Commands, exit_at_once
 from bronet.cli.info import bench, info
-from bronet.cli.networks import export, round_weights
+from bronet.cli.networks import export
 from bronet.cli.options import LayersOption, run_layer_files
 from bronet.cli.report import report, serve
 from bronet.cli.train import quickstart, train
@@ -62,7 +62,6 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
 app.command()(bench)
 app.command()(check)
-app.command("round")(round_weights)
 app.command()(info)
 
 

@@ -1,11 +1,11 @@
-"""`bronet export` and `round`: a trained network as one file for others, or with smaller weights."""
+"""`bronet export`: a trained network as one file for others."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bronet.cli.options import RunArgument, command_for, opened_runs, out_option
+from bronet.cli.options import RunArgument, opened_runs, out_option
 from bronet.wording import Format
 
 
@@ -43,21 +43,3 @@ def export(
     console = open_console()
     console.print(facts_table(facts))
     say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")
-
-
-def round_weights(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    *,
-    out: Annotated[Path, out_option("Run folder for the rounded weights.")],
-) -> None:
-    """Round the weights of a run to bf16, in a new run folder.
-
-    Example:  bronet round runs/quickstart --out runs/quickstart-bf16
-
-    Writes into --out: model.safetensors (kernels and matrices in bf16) and copies of recipe, log and record. What was
-    proved of RUN is not copied: certify the new folder.
-    """
-    from bronet.pretrained import round_run
-
-    result = round_run(run, out)
-    typer.echo(f"rounded: {result.weights}\nnext:    {command_for('certify', result.path)}")

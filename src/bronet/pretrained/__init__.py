@@ -6,14 +6,13 @@ named by its path. Reading such a folder never runs code.
 
 from bronet.pretrained.network import TrainedNetwork, find_network, load_pretrained
 from bronet.pretrained.places import pretrained_names
-from bronet.pretrained.saving import round_run, save_pretrained, unpack
+from bronet.pretrained.saving import save_pretrained, unpack
 
 __all__ = [
     "TrainedNetwork",
     "find_network",
     "load_pretrained",
     "pretrained_names",
-    "round_run",
     "save_pretrained",
     "unpack",
 ]

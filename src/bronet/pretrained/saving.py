@@ -28,10 +28,9 @@ from bronet.pretrained.places import CONFIG
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys
 from bronet.run.certificate import file_hash
-from bronet.run.folder import RunFolder, create_run, open_run, remove_run
+from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_model, save_weights
 
-REMARK = "kernels and matrices rounded to bf16 after training"
 ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
 
 
@@ -66,30 +65,6 @@ def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
         for name, tensor in model.state_dict().items()
     }
     save_weights(path, rounded, recipe=recipe)
-
-
-def round_run(run: RunFolder | Path | str, out: Path | str) -> RunFolder:
-    """Return a new run folder with the rounded weights, the recipe, the log and the record of a run.
-
-    The record says that they are rounded. Nothing that was proved of the run is copied: certify the new one.
-    """
-    run, out = open_run(run), Path(out)
-    if out.resolve() == run.path.resolve():
-        raise BronetError(f"--out must be another folder than the run's, got {out}")
-    recipe = run.recipe
-    model = load_model(run)
-    record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
-    result = create_run(out, recipe)
-    try:
-        if run.log.exists():
-            replace_bytes(result.log, run.log.read_bytes())
-        if record is not None:
-            result.write_record(record)
-        save_rounded(result.weights, model, recipe=recipe)
-    except BaseException:  # also Ctrl-C: half a run would be in the way of the next attempt
-        remove_run(result)
-        raise
-    return result
 
 
 def unpack(network: TrainedNetwork, out: Path) -> RunFolder:
