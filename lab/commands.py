@@ -222,7 +222,7 @@ def publish(
 
     Writes into --results: recipe, record, log, certificates with their rows, and attacks, without machine paths.
     With --pretrained also config.json, model.safetensors and a model card: inside the package bronet, or above 8 MB in
-    the folder weights, with a line in the manifest. The weights must be rounded already (python -m lab round), so that the
+    the folder weights, with a line in the manifest. The weights must be rounded already (lab round): the
     published certificate is theirs.
     """
     from lab.publish import publish as publish_run

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import Device, SplitOption, chosen_split, out_option, usable_device
+from bronet.cli.options import SplitOption, chosen_split, out_option, usable_device
 from lab.tables.published import RESULTS
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def cr_landscape(
 
     setting = experiment.LandscapeSetting(extent=extent, points=points, images=images, seed=seed)
     data = find_network(run).recipe.data
-    chosen = load_images(data, chosen_split(split, data, data_dir=data_dir).value, data_dir=data_dir)
-    place = usable_device(Device.AUTO)
+    chosen = load_images(data, chosen_split(split, data, data_dir=data_dir), data_dir=data_dir)
+    place = usable_device("auto")
     with counting(open_console(), "evaluating", things="points") as show:
         rows = experiment.measure(
             load_pretrained(run, device=place), chosen.to(place), setting, lambda done: show(done, points * points)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import Device, DeviceOption, out_option, usable_device
+from bronet.cli.options import DeviceOption, out_option, usable_device
 from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
@@ -27,7 +27,7 @@ def bench() -> None:
 @app.command()
 def layer(
     *,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     repeats: Repeats = 10,
     out: Out = None,
     channels: Annotated[int | None, typer.Option(min=2, help="Channels in and out.")] = None,
@@ -70,7 +70,7 @@ def layer(
 
 
 @app.command()
-def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out = None) -> None:
+def step(*, device: DeviceOption = "auto", repeats: Repeats = 10, out: Out = None) -> None:
     """Time training steps and inference beside the published code.
 
     Example:  python -m lab bench step
@@ -103,7 +103,7 @@ def step(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 10, out: Out 
 
 
 @app.command()
-def scaling(*, device: DeviceOption = Device.AUTO, repeats: Repeats = 5, out: Out = None) -> None:
+def scaling(*, device: DeviceOption = "auto", repeats: Repeats = 5, out: Out = None) -> None:
     """Measure how one layer's time and memory grow. With batch, channels, image size and rank.
 
     Example:  python -m lab bench scaling --repeats 3
@@ -139,7 +139,7 @@ def certify(
     recipe: Annotated[str | None, typer.Option(help="Recipe of the network.", show_default=False)] = None,
     images: Annotated[int, typer.Option(min=1, help="Images to certify.")] = 10_000,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 250,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     out: Out = None,
 ) -> None:
     """Time a network's proof and the certificates of many images.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import DataDirOption, Device, DeviceOption, usable_device
+from bronet.cli.options import DataDirOption, DeviceOption, usable_device
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def layers(
         list[Path] | None,
         typer.Option("--rows", metavar="FILE", help="Measure nothing: draw the rows of this layers.csv; repeatable."),
     ] = None,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
 ) -> None:
     """Time every layer in LipConvNet. Over size, width and kernel: Figures 2, 5, 6 and Table 8.
 
@@ -98,7 +98,7 @@ def equal_budget(
     layer: LayersOption = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
     data_dir: DataDirOption = None,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
 ) -> None:
     """Train a network with every layer for the same time. Then certify them.
 

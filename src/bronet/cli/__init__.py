@@ -13,13 +13,11 @@ import typer
 
 from bronet.__about__ import __version__
 from bronet.cli.attack import attack
-from bronet.cli.catalog import data_app, recipes_app
 from bronet.cli.certify import certify, check, verify
 from bronet.cli.exit_status import Commands, exit_at_once
-from bronet.cli.info import bench, info
-from bronet.cli.networks import export
+from bronet.cli.info import bench, data_app, info, recipes_app
 from bronet.cli.options import LayersOption, run_layer_files
-from bronet.cli.report import report, serve
+from bronet.cli.report import export, report, serve
 from bronet.cli.train import quickstart, train
 
 app = typer.Typer(

@@ -1,22 +1,18 @@
 """`bronet attack`: what an adversary finds, set against what is proved."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bronet.cli.exit_status import ExitStatus
 from bronet.cli.options import (
     DataDirOption,
-    Device,
     DeviceOption,
     DownloadOption,
     EpsOption,
     LimitOption,
     RunArgument,
-    Split,
     SplitOption,
-    checked_radii,
     chosen_split,
     opened_runs,
     typed_command,
@@ -27,28 +23,15 @@ from bronet.run.shares import Share, ShareDone
 DEFAULT_EPS = "36/255"
 
 
-class AttackKind(StrEnum):
-    """Which attack."""
-
-    AUTOATTACK = "autoattack"
-    PGD = "pgd"
-
-
-class NormKind(StrEnum):
-    """Which ball."""
-
-    L2 = "l2"
-    LINF = "linf"
-
-
 def attack(
     run: RunArgument,
     *,
-    norm: Annotated[NormKind, typer.Option("--norm", help="Which ball.")] = NormKind.L2,
+    norm: Annotated[Literal["l2", "linf"], typer.Option("--norm", help="Which ball.")] = "l2",
     eps: EpsOption = None,
     kind: Annotated[
-        AttackKind, typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent.")
-    ] = AttackKind.AUTOATTACK,
+        Literal["autoattack", "pgd"],
+        typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent."),
+    ] = "autoattack",
     split: SplitOption = None,
     limit: LimitOption = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of pgd per restart.")] = 100,
@@ -56,7 +39,7 @@ def attack(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images that are attacked at once.")] = 250,
     seed: Annotated[int, typer.Option("--seed", help="Seed of random starts.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew instead of going on.")] = False,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
 ) -> None:
@@ -70,32 +53,30 @@ def attack(
     """
     from bronet.attack.judge import CertificateBrokenError
     from bronet.attack.run import attack_run
-    from bronet.cli.console import counting, facts_table, open_console, sample_note, say
+    from bronet.cli.console import counting, facts_table, note_of_few, open_console, say
     from bronet.data import load_images
     from bronet.report.table import percent
     from bronet.run.attack_rows import AttackPlan
 
-    radii, console = checked_radii(eps) or (DEFAULT_EPS,), open_console()
+    console = open_console()
     with opened_runs(run) as (folder,):
         data = folder.recipe.data
         split = chosen_split(split, data, data_dir=data_dir, download=download)
         plans = [
             AttackPlan(
-                attack=kind.value,
-                norm=norm.value,
+                attack=kind,
+                norm=norm,
                 eps=radius,
-                split=split.value,
+                split=split,
                 steps=steps,
                 restarts=restarts,
                 seed=seed,
                 batch_size=batch_size,
             )
-            for radius in radii
+            for radius in eps or (DEFAULT_EPS,)
         ]
         place = usable_device(device)
-        images = load_images(
-            data, split.value, limit=limit, data_dir=data_dir, download=download, classes=folder.classes()
-        )
+        images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=folder.classes())
         for plan in plans:
             try:
                 with counting(console, "attacking") as show:
@@ -125,5 +106,4 @@ def attack(
             ]
             console.print(facts_table(facts))
             say(console, f"rows:    {result.path}")
-    if Share.of_this_process().is_main and (split is Split.SAMPLE or len(images) == limit):
-        say(console, sample_note(len(images), split=split))
+    note_of_few(console, len(images), split=split, limit=limit)

@@ -1,5 +1,6 @@
 """`bronet certify`, `verify` and `check`: a radius for every image, proved and checked; a bound for every layer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,6 @@ import typer
 
 from bronet.cli.options import (
     DataDirOption,
-    Device,
     DeviceOption,
     DownloadOption,
     EpsOption,
@@ -16,7 +16,6 @@ from bronet.cli.options import (
     RunArgument,
     Split,
     SplitOption,
-    checked_radii,
     chosen_split,
     command_for,
     opened_runs,
@@ -53,7 +52,7 @@ def certify(
     naive: Annotated[
         bool, typer.Option("--naive", help="Also show the numbers of the literature's way, which is not a proof.")
     ] = False,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
 ) -> None:
@@ -66,47 +65,64 @@ def certify(
     certificate-train.csv and so on. `bronet verify` checks them later. A pretrained network is copied to a run folder
     first.
     """
-    from bronet.certificates.run import certify_run
-    from bronet.cli.console import counting, open_console, say
+    from bronet.cli.console import open_console, say, show_naive
 
     named = run or pretrained
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
-    radii, console = checked_radii(eps), open_console()
+    console = open_console()
     with opened_runs(named, out=out) as (folder,):
-        split = chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download)
-        with counting(console, "certifying") as show:
-            certify_run(
-                folder,
-                eps=radii,
-                split=split.value,
-                limit=limit,
-                targeted=targeted,
-                device=usable_device(device),
-                data_dir=data_dir,
-                download=download,
-                command=typed_command(),
-                progress=show,
-                share=Share.of_this_process(),
-            )
-        show_certificate(folder, console, split=split, limit=limit, naive=naive)
+        evidence = certify_and_show(
+            folder,
+            console,
+            eps=eps or (),
+            split=chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download),
+            limit=limit,
+            targeted=targeted,
+            device=usable_device(device),
+            data_dir=data_dir,
+            download=download,
+        )
+        if naive:
+            show_naive(console, evidence.naive())
     say(console, f"next:    {command_for('report', folder.path)}")
 
 
-def show_certificate(
-    run: "RunFolder", console: "Console", *, split: Split = Split.TEST, limit: int | None = None, naive: bool = False
+def certify_and_show(
+    run: "RunFolder",
+    console: "Console",
+    *,
+    eps: Sequence[str] = (),
+    split: Split = "test",
+    limit: int | None = None,
+    targeted: bool = False,
+    device: str = "cpu",
+    data_dir: Path | None = None,
+    download: bool = False,
 ) -> "Evidence":
-    """Print the table of a certified run and where its rows are, and return what was certified."""
-    from bronet.cli.console import sample_note, say, show_naive, show_results
+    """Certify a run, print its table and where its rows are, and return what was certified."""
+    from bronet.certificates.run import certify_run
+    from bronet.cli.console import counting, note_of_few, say, show_results
     from bronet.report.evidence import read_evidence
 
-    evidence = read_evidence(run, split=split.value)
+    with counting(console, "certifying") as show:
+        certify_run(
+            run,
+            eps=tuple(eps),
+            split=split,
+            limit=limit,
+            targeted=targeted,
+            device=device,
+            data_dir=data_dir,
+            download=download,
+            command=typed_command(),
+            progress=show,
+            share=Share.of_this_process(),
+        )
+    evidence = read_evidence(run, split=split)
     show_results(console, [evidence])
-    if naive:
-        show_naive(console, evidence.naive())
-    if split is Split.SAMPLE or len(evidence.rows) == limit:
-        say(console, sample_note(len(evidence.rows), split=split))
-    say(console, f"rows:    {run.certificate(split.value).rows}")
+    note_of_few(console, len(evidence.rows), split=split, limit=limit)
+    say(console, f"rows:    {run.certificate(split).rows}")
     return evidence
 
 
@@ -115,7 +131,7 @@ def verify(
         Path, typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json.")
     ],
     *,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
 ) -> None:

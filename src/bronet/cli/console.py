@@ -23,10 +23,8 @@ PIPE_WIDTH = 200
 LINES_WITHOUT_TERMINAL = 10
 """Lines of progress at most where the output is no terminal."""
 BAR_WIDTH = 24
-TWO_SIDED = 1.96
-"""Standard errors on either side that hold 95 % of a normal distribution."""
-LARGEST_VARIANCE = 0.25
-"""Of one image's being right or wrong: that of a share of one half."""
+POINTS_OF_ONE_IMAGE = 98.0
+"""1.96 standard errors, in points, of a share of one half; of n images it is this over the root of n."""
 
 
 def open_console() -> Console:
@@ -83,12 +81,14 @@ def show_results(console: Console, runs: Sequence[Evidence]) -> None:
     console.print(_quantities(title, rows, style="bold"))
 
 
-def sample_note(images: int, *, split: Split) -> str:
-    """Return the line that says how little some of the images know of them all."""
-    points = 100 * TWO_SIDED * math.sqrt(LARGEST_VARIANCE / images)
+def note_of_few(console: Console, images: int, *, split: Split, limit: int | None) -> None:
+    """Say how little some of the images know of them all, if they are not all."""
+    if split != "sample" and images != limit:
+        return
+    points = POINTS_OF_ONE_IMAGE / math.sqrt(images)
     few = f"a sample of {images:,} test images, not of the test set"
-    some = few if split is Split.SAMPLE else f"the first {images:,} {split.value} images only"
-    return f"note:    numbers of {some}; +- {points:.0f} points or less"
+    some = few if split == "sample" else f"the first {images:,} {split} images only"
+    say(console, f"note:    numbers of {some}; +- {points:.0f} points or less")
 
 
 def show_naive(console: Console, naive: Evidence) -> None:

@@ -18,19 +18,8 @@ from typer.core import TyperGroup
 from bronet.errors import BronetError
 from bronet.run.shares import ShareDone
 
-SYSTEM_REFUSALS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-    }
-)
+REFUSALS = "ENOSPC EDQUOT EROFS EACCES EPERM EISDIR ENOTDIR ELOOP ENAMETOOLONG"
+SYSTEM_REFUSALS = frozenset(getattr(errno, name) for name in REFUSALS.split())
 """Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle, an overlong
 name: the user can change it, this program cannot."""
 
@@ -39,8 +28,6 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 BAD_VALUE = re.compile(r"Invalid value for '?(?P<option>[^']+?)'?: (?:Value error, )?(?P<rule>.*)")
 EXPECTED = "Input should be "
 REFUSED_VALUE = re.compile(r"input_value=(.+), input_type=")
-
-
 DEALT_OUT = frozenset({"train", "certify", "attack"})
 """Commands that the processes of torchrun share; of any other, the first does the work."""
 

@@ -1,21 +1,22 @@
-"""`bronet info` and `bronet bench`: this installation, what a run folder holds, and how fast this machine is."""
+"""`bronet recipes`, `data`, `bench` and `info`: what can be trained by name, and what is here, and how fast it is."""
 
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from bronet.__about__ import __version__
 from bronet.cli.options import (
     DataDirOption,
-    Device,
     DeviceOption,
     OptionalRunArgument,
     SettingsOption,
     command_for,
     usable_device,
 )
+from bronet.errors import BronetError
 
 if TYPE_CHECKING:
     from bronet.run.folder import RunFolder
@@ -26,6 +27,103 @@ PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
 GIB = 2**30
 RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
 GPU_RECIPE, CPU_RECIPE = "cifar10/bronet-m", "cifar10/bronet-small"
+
+
+class ListByDefault(TyperGroup):
+    """A group that lists the recipes when no command is given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["list"])
+
+
+recipes_app = typer.Typer(cls=ListByDefault)
+data_app = typer.Typer()
+
+
+@recipes_app.callback()
+def recipes() -> None:
+    """List the named recipes, or show one as YAML.
+
+    Example:  bronet recipes show digits/quickstart > mine.yaml
+
+    Writes nothing. A YAML file, changed as you like, is what `bronet train` reads. Without a command it lists.
+    """
+
+
+@recipes_app.command("list")
+def list_recipes() -> None:
+    """List the recipes with parameters, epochs and batch size.
+
+    Example:  bronet recipes
+
+    Writes nothing.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from bronet.cli.console import PIPE_WIDTH, open_console
+    from bronet.models import build_model
+    from bronet.recipe import named_recipe, recipe_names
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("recipe", "data set"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("parameters", "epochs", "batch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in recipe_names():
+        recipe = named_recipe(name)
+        model = build_model(recipe.model, recipe.data.spec(), device="meta")
+        count = sum(parameter.numel() for parameter in model.parameters())
+        numbers = (f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size))
+        table.add_row(Text(name), recipe.data.name, *numbers)
+    console = open_console()
+    console.width = max(console.width, PIPE_WIDTH)  # in a narrow terminal a line goes on in the next; no number is cut
+    console.print(table, soft_wrap=True)
+
+
+@recipes_app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.")],
+) -> None:
+    """Print a recipe as YAML, every setting written out.
+
+    Example:  bronet recipes show cifar10/bronet-m
+
+    Writes nothing.
+    """
+    from bronet.recipe import named_recipe, to_text
+
+    typer.echo(to_text(named_recipe(name)), nl=False)
+
+
+@data_app.callback()
+def data() -> None:
+    """Prepare a data set.
+
+    Example:  bronet data unpack datasets/imagenet --split train
+    """
+
+
+@data_app.command()
+def unpack(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parquet files are.")],
+    *,
+    split: Annotated[Literal["train", "validation", "test"], typer.Option("--split", help="Which files.")] = "train",
+) -> None:
+    """Unpack parquet files into one folder per class.
+
+    Example:  bronet data unpack datasets/imagenet --split train
+
+    Writes FOLDER/SPLIT with one numbered folder per class; needs as much space as the parquet files. The folder
+    appears when all is done.
+    """
+    from bronet.data.parquet import parquet_files, unpack_parquet
+
+    files = parquet_files(folder, split)
+    if not files:
+        raise BronetError(f"{folder} must hold {split}*.parquet, found none")
+    count = unpack_parquet(files, folder / split)
+    typer.echo(f"unpacked: {count:,} images in {folder / split}")
 
 
 def bench(
@@ -39,7 +137,7 @@ def bench(
     *,
     settings: SettingsOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is printed.")] = 10,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
 ) -> None:
     """Time a training step and inference of a recipe's network.
 
@@ -121,41 +219,34 @@ def _data_sets(data_dir: Path | None) -> Facts:
 
 def _run_or_network(path: Path) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
-    from bronet.pretrained import find_network
-    from bronet.run.folder import open_run
-
-    network = find_network(path)
-    if network.weights_sha256 is None:
-        return _run(open_run(path))
-    recipe = network.recipe
-    return [
-        ("pretrained", network.name),
-        ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
-        ("weights", str(network.weights)),
-        ("card", str(network.folder / "README.md")),
-        *_recorded(network.record),
-    ]
-
-
-def _run(run: "RunFolder") -> Facts:
     from bronet.files import read_object
-    from bronet.run.folder import ReportFiles
+    from bronet.pretrained import find_network
+    from bronet.run.folder import ReportFiles, open_run
 
     def there(path: Path, words: str) -> str:
         return str(path) if path.exists() else f"none yet; {command_for(words, run.path)}"
 
-    recipe, certificate = run.recipe, run.certificate(run.certified_split()).facts
-    came_from_elsewhere = run.weights.exists() and not run.log.exists()
-    epochs = f"{len(run.logged())} of {recipe.train.epochs} epochs"
-    return [
-        ("run", str(run.path)),
-        ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}"),
-        ("trained", "elsewhere" if came_from_elsewhere else epochs),
-        ("weights", there(run.weights, "train --resume")),
-        *(_certificate(run) if certificate.exists() else [("certificate", there(certificate, "certify"))]),
-        ("report", there(ReportFiles.of(run.report).page, "report")),
-        *(_recorded(read_object(run.record)) if run.record.exists() else []),
-    ]
+    network = find_network(path)
+    recipe, facts = network.recipe, network.record
+    trained = ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}")
+    if network.weights_sha256 is not None:
+        card = str(network.folder / "README.md")
+        whole = [("pretrained", network.name), trained, ("weights", str(network.weights)), ("card", card)]
+    else:
+        run = open_run(path)
+        certificate = run.certificate(run.certified_split()).facts
+        came_from_elsewhere = run.weights.exists() and not run.log.exists()
+        epochs = f"{len(run.logged())} of {recipe.train.epochs} epochs"
+        facts = read_object(run.record) if run.record.exists() else {}
+        whole = [
+            ("run", str(run.path)),
+            trained,
+            ("trained", "elsewhere" if came_from_elsewhere else epochs),
+            ("weights", there(run.weights, "train --resume")),
+            *(_certificate(run) if certificate.exists() else [("certificate", there(certificate, "certify"))]),
+            ("report", there(ReportFiles.of(run.report).page, "report")),
+        ]
+    return [*whole, *((key, str(facts[key])) for key in RECORDED if key in facts)]
 
 
 def _certificate(run: "RunFolder") -> Facts:
@@ -165,7 +256,3 @@ def _certificate(run: "RunFolder") -> Facts:
     certificate = read_evidence(run).certificate
     facts = [("certificate", f"{certificate.images:,} {certificate.split} images, radii {', '.join(certificate.eps)}")]
     return facts + [("remark", f"{layer.name}: {layer.remark}") for layer in certificate.layers if layer.remark]
-
-
-def _recorded(record: dict[str, object]) -> Facts:
-    return [(key, str(record[key])) for key in RECORDED if key in record]

@@ -8,9 +8,8 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,20 +27,21 @@ LEAST_SUSPECT = 2.0
 """A radius from here on, written without a fraction, is taken for levels of 255: certified radii are far smaller."""
 
 
-class Device(StrEnum):
-    """Where to compute."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+Device = Literal["auto", "cpu", "cuda"]
+Split = Literal["test", "train", "sample"]
 
 
-class Split(StrEnum):
-    """Which images of a data set."""
+def _checked_radii(eps: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the radii of --eps as they were written; refuse what is no number, and levels of 255 without a unit."""
+    from bronet.recipe import parse_budget
 
-    TEST = "test"
-    TRAIN = "train"
-    SAMPLE = "sample"
+    for text in eps or ():
+        if parse_budget(text, name="--eps") >= LEAST_SUSPECT and "/" not in text:
+            raise BronetError(
+                f"--eps must be a distance between images with pixels in [0, 1], got {text}; for levels of 255 write "
+                f"{text}/255, or {text}/1 if that distance is meant"
+            )
+    return tuple(eps or ())
 
 
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one.")]
@@ -55,7 +55,10 @@ DownloadOption = Annotated[
 EpsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--eps", metavar="RADIUS", help="Radius, for pixels in [0, 1], such as 36/255 or 0.5; may be repeated."
+        "--eps",
+        metavar="RADIUS",
+        help="Radius, for pixels in [0, 1], such as 36/255 or 0.5; may be repeated.",
+        callback=_checked_radii,
     ),
 ]
 LayersOption = Annotated[
@@ -137,19 +140,6 @@ def out_option(help: str, *, file: bool = False) -> Any:
     return typer.Option("--out", help=help, callback=checked)
 
 
-def checked_radii(eps: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the radii of --eps as they were written; refuse what is no number, and levels of 255 without a unit."""
-    from bronet.recipe import parse_budget
-
-    for text in eps or ():
-        if parse_budget(text, name="--eps") >= LEAST_SUSPECT and "/" not in text:
-            raise BronetError(
-                f"--eps must be a distance between images with pixels in [0, 1], got {text}; for levels of 255 write "
-                f"{text}/255, or {text}/1 if that distance is meant"
-            )
-    return tuple(eps or ())
-
-
 @contextmanager
 def opened_runs(*runs: Path, out: Path | None = None) -> Iterator[list["RunFolder"]]:
     """Give the folders of runs; a pretrained network is first copied to `out`, or to runs/NAME.
@@ -200,8 +190,8 @@ def chosen_split(
     from bronet.data.embedded import SAMPLED
 
     if split is not None or data.name != SAMPLED or data_dir is not None or download:
-        return split or Split.TEST
-    return Split.TEST if LAYOUTS[SAMPLED].place(data_folder(None)) else Split.SAMPLE
+        return split or "test"
+    return "test" if LAYOUTS[SAMPLED].place(data_folder(None)) else "sample"
 
 
 def usable_device(device: Device) -> str:
@@ -209,9 +199,9 @@ def usable_device(device: Device) -> str:
     import torch
 
     available = torch.cuda.is_available()
-    if device is Device.CUDA and not available:
+    if device == "cuda" and not available:
         raise BronetError("--device must be available, got cuda: no CUDA device was found; use cpu")
-    if device is Device.CPU or not available:
+    if device == "cpu" or not available:
         return "cpu"
     shared = Share.of_this_process().world > 1
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}" if shared else "cuda"

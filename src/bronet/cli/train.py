@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.certify import show_certificate
+from bronet.cli.certify import certify_and_show
 from bronet.cli.options import (
     RUNS,
     DataDirOption,
-    Device,
     DeviceOption,
     DownloadOption,
     SettingsOption,
@@ -23,9 +22,10 @@ from bronet.cli.options import (
     usable_device,
 )
 from bronet.errors import BronetError
-from bronet.run.shares import Share
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bronet.recipe import Recipe
     from bronet.run.folder import RunFolder
 
@@ -47,11 +47,9 @@ def quickstart(
     """
     import torch
 
-    from bronet.certificates.run import certify_run
-    from bronet.cli.console import counting, open_console, say, show_results
+    from bronet.cli.console import open_console, say
     from bronet.recipe import named_recipe, override
     from bronet.report import write_summary
-    from bronet.report.evidence import read_evidence
     from bronet.run.folder import RunFolder
     from bronet.training import train as train_recipe
 
@@ -59,19 +57,14 @@ def quickstart(
     if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
         raise BronetError(f"--out must not hold another run, got {out} with {earlier.recipe.name}; choose another")
     torch.set_num_threads(QUICKSTART_THREADS)
-    console, command = open_console(), typed_command()
+    console = open_console()
     recipe = override(named_recipe(QUICKSTART_RECIPE), [f"train.seed={seed}"])
     say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
     with _resumable():
-        run = train_recipe(recipe, out, device="cpu", overwrite=True, command=command)
-    with counting(console, "certifying") as show:
-        certify_run(run, command=command, progress=show)
-    evidence = read_evidence(run)
-    paths = write_summary(evidence, run.report)
-    show_results(console, [evidence])
+        run = train_recipe(recipe, out, device="cpu", overwrite=True, command=typed_command())
+    evidence = certify_and_show(run, console)
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
-    say(console, f"report:  {paths.page}")
-    say(console, f"rows:    {run.certificate().rows}")
+    say(console, f"report:  {write_summary(evidence, run.report).page}")
     say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")
 
 
@@ -87,7 +80,7 @@ def train(
     out: Annotated[Path | None, out_option("Run folder. Default: runs/NAME-OF-THE-RECIPE.")] = None,
     settings: SettingsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.")] = None,
-    device: DeviceOption = Device.AUTO,
+    device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     download: DownloadOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
@@ -117,6 +110,7 @@ def train(
     torchrun --nproc-per-node=8 -m bronet train ... (see docs/training.md).
     """
     began = time.perf_counter()
+    from bronet.cli.console import open_console, say
     from bronet.data import provide_images
     from bronet.training import RunOptions
     from bronet.training import train as train_recipe
@@ -127,7 +121,7 @@ def train(
     plan, folder = _recipe_and_folder(recipe, changes, out, resume=resume)
     if certify:  # images that are missing are better missed now than after the last epoch
         provide_images(plan.data, "test", data_dir=data_dir, download=download)
-    place = usable_device(device)
+    place, console = usable_device(device), open_console()
     if download:
         provide_images(plan.data, "train", data_dir=data_dir, download=True)
     options = RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp)
@@ -142,15 +136,11 @@ def train(
             command=typed_command(),
             options=options,
         )
-    main = Share.of_this_process().is_main  # of torchrun's processes one speaks for all
-    if main:
-        typer.echo(f"trained: {run.path}")
+    say(console, f"trained: {run.path}")
     if certify:
-        _certify(run, device=place, data_dir=data_dir, began=began, resumed=resume)
-    if not main:
-        return
+        _certify(run, console, device=place, data_dir=data_dir, began=began, resumed=resume)
     further = command_for("report", run.path) if certify else command_for("certify", run.path, data_dir=data_dir)
-    typer.echo(f"next:    {further}")
+    say(console, f"next:    {further}")
 
 
 def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
@@ -188,7 +178,9 @@ def _resumable(data_dir: Path | None = None) -> Iterator[None]:
         raise typer.Exit(stopped.exit_code) from None
 
 
-def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: float, resumed: bool) -> None:
+def _certify(
+    run: "RunFolder", console: "Console", *, device: str, data_dir: Path | None, began: float, resumed: bool
+) -> None:
     """Certify the test images where the network was trained, and print how long it all took.
 
     The time of training is the record's: that of all processes which the run took, if it was resumed. The last time is
@@ -198,18 +190,13 @@ def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: flo
 
     import torch
 
-    from bronet.certificates.run import certify_run
-    from bronet.cli.console import counting, open_console, say
+    from bronet.cli.console import say
     from bronet.wording import duration_text
 
     gc.collect()  # what training held on a GPU may be in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    console = open_console()
-    with counting(console, "certifying") as show:
-        share = Share.of_this_process()
-        certify_run(run, device=device, data_dir=data_dir, command=typed_command(), progress=show, share=share)
-    evidence = show_certificate(run, console)
+    evidence = certify_and_show(run, console, device=device, data_dir=data_dir)
     certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(
