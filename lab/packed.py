@@ -20,14 +20,14 @@ import numpy as np
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_text
-from bronet.run.attack_rows import AttackRow, read_attack_rows, write_attack_rows
+from bronet.records import rows_of, write_rows
+from bronet.run.attack_rows import AttackRow, read_attack_rows
 from bronet.run.certificate import (
     Row,
     check_rows,
     file_hash,
     read_certificate,
     read_certificate_rows,
-    write_certificate_rows,
 )
 
 FILE = "rows.npz.xz"
@@ -51,13 +51,13 @@ def pack(folder: Path) -> Path:
             rows, table = path.with_suffix(".csv"), Path(scratch) / f"{path.stem}.csv"
             if path.name.startswith("attack-"):
                 columns = _attack_columns(read_attack_rows(rows))
-                write_attack_rows(table, _attack_rows(columns))
+                write_rows(AttackRow, table, _attack_rows(columns))
                 facts[path] = {**read_object(path), ROWS_HASH: file_hash(table)}
             else:
                 certificate = read_certificate(path)
                 check_rows(rows, certificate)
                 columns = _columns(read_certificate_rows(rows))
-                write_certificate_rows(table, _rows(columns))
+                write_rows(Row, table, _rows(columns))
                 facts[path] = replace(certificate, rows_sha256=file_hash(table)).sealed()
             packed |= {f"{path.stem}/{name}": column for name, column in columns.items()}
     if not packed:
@@ -92,9 +92,9 @@ def unpacked(folder: Path) -> Iterator[Path]:
             table = path.with_suffix(".csv")
             try:
                 if path.name.startswith("attack-"):
-                    write_attack_rows(table, _attack_rows(columns))
+                    write_rows(AttackRow, table, _attack_rows(columns))
                 else:
-                    write_certificate_rows(table, _rows(columns))
+                    write_rows(Row, table, _rows(columns))
             except KeyError as error:
                 raise BronetError(f"{folder / FILE} must hold the rows of {path.name}; {error} is missing") from None
             if read_object(path).get(ROWS_HASH) != file_hash(table):
@@ -133,26 +133,9 @@ def _columns(rows: list[Row]) -> Columns:
 def _rows(columns: Columns) -> list[Row]:
     radius = columns["radius"]
     naive = (columns["naive"] + radius.astype(np.float32).view(np.int32)).view(np.float32)
-    values = (
-        np.cumsum(columns["index"]) - 1,
-        columns["label"],
-        columns["prediction"],
-        columns["margin"],
-        radius,
-        naive,
-    )
-    return [
-        Row(
-            index=index,
-            label=label,
-            prediction=prediction,
-            correct=label == prediction,
-            margin=margin,
-            radius=proved,
-            naive_radius=told,
-        )
-        for index, label, prediction, margin, proved, told in zip(*(value.tolist() for value in values), strict=True)
-    ]
+    told = {name: columns[name] for name in ("label", "prediction", "margin")}
+    derived = {"index": np.cumsum(columns["index"]) - 1, "correct": columns["label"] == columns["prediction"]}
+    return rows_of(Row, {**told, **derived, "radius": radius, "naive_radius": naive})
 
 
 def _attack_columns(rows: list[AttackRow]) -> Columns:
@@ -168,21 +151,8 @@ def _attack_columns(rows: list[AttackRow]) -> Columns:
 
 
 def _attack_rows(columns: Columns) -> list[AttackRow]:
-    names = ("label", "prediction", "found", "l2", "linf", "radius")
-    values = (np.cumsum(columns["index"]) - 1, *(columns[name] for name in names))
-    return [
-        AttackRow(
-            index=index,
-            label=label,
-            prediction=prediction,
-            found=found,
-            robust=label == prediction == found,
-            l2=l2,
-            linf=linf,
-            radius=radius,
-        )
-        for index, label, prediction, found, l2, linf, radius in zip(*(v.tolist() for v in values), strict=True)
-    ]
+    robust = (columns["label"] == columns["prediction"]) & (columns["prediction"] == columns["found"])
+    return rows_of(AttackRow, {**columns, "index": np.cumsum(columns["index"]) - 1, "robust": robust})
 
 
 def _steps(indices: list[int]) -> np.ndarray:

@@ -125,6 +125,12 @@ def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> li
     return rows
 
 
+def rows_of(kind: type[T], columns: Mapping[str, Any]) -> list[T]:
+    """Return a row for each entry of the columns: tensors or arrays, by the names of the fields."""
+    entries = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [kind(**dict(zip(columns, values, strict=True))) for values in entries]
+
+
 def write_rows(kind: type[T], path: Path, rows: Iterable[T]) -> None:
     """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
     texts = {name: TEXTS.get(hint, str) for name, hint in get_type_hints(kind).items()}

@@ -21,9 +21,10 @@ from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.data import load_images
 from bronet.recipe import override, to_text
+from bronet.records import write_rows
 from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan, AttackRow, read_attack, read_attack_rows
-from bronet.run.certificate import file_hash, read_certificate_rows, write_certificate_rows
+from bronet.run.certificate import Row, file_hash, read_certificate_rows
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from certificates import edit_certificate
@@ -195,7 +196,7 @@ def test_rows_that_cannot_be_right_are_refused(tmp_path: Path, lines: list[str],
 
 def _exaggerate(folder: Path, factor: float) -> None:
     rows = read_certificate_rows(folder / "certificate.csv")
-    write_certificate_rows(folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
+    write_rows(Row, folder / "certificate.csv", [replace(row, radius=row.radius * factor) for row in rows])
     edit_certificate(folder / "certificate.json", rows_sha256=file_hash(folder / "certificate.csv"))
 
 

@@ -23,7 +23,8 @@ from bronet.graph.network import prove
 from bronet.models import CertifiableModel, build_model
 from bronet.pretrained import find_network
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override, to_text
-from bronet.run.certificate import Row, read_certificate_rows, write_certificate_rows
+from bronet.records import write_rows
+from bronet.run.certificate import Row, read_certificate_rows
 from bronet.run.weights import save_weights
 from jacobian import jacobian
 from lab.packed import unpacked
@@ -84,7 +85,7 @@ class Case:
 
     def with_rows(self, path: Path, change: Callable[[Row], Row]) -> "Case":
         """Return the case with every row changed."""
-        write_certificate_rows(path, [change(row) for row in read_certificate_rows(self.certificate)])
+        write_rows(Row, path, [change(row) for row in read_certificate_rows(self.certificate)])
         return replace(self, certificate=path)
 
     def with_weights(self, path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> "Case":
@@ -110,7 +111,8 @@ def certified(folder: Path, recipe: Recipe, model: CertifiableModel, images: Ima
     case.recipe.write_text(to_text(recipe), encoding="utf-8")
     result = prove(model).certify(images.pixels(torch.arange(len(images)), dtype=torch.float64))
     columns = (images.labels, result.prediction, result.margin, result.radius)
-    write_certificate_rows(
+    write_rows(
+        Row,
         case.certificate,
         [
             Row(index=i, label=label, prediction=t, correct=label == t, margin=margin, radius=radius, naive_radius=0.0)

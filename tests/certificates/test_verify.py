@@ -15,8 +15,9 @@ from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
+from bronet.records import write_rows
 from bronet.report.evidence import read_evidence
-from bronet.run.certificate import file_hash, read_certificate_rows, sealed, write_certificate_rows
+from bronet.run.certificate import Row, file_hash, read_certificate_rows, sealed
 from tiny_run import train_tiny_run
 
 IMAGES = 60
@@ -91,7 +92,7 @@ def _resealed(folder: Path) -> None:
 def test_a_radius_that_was_made_up_is_refused_whatever_the_hashes_say(copy: Path) -> None:
     rows = read_certificate_rows(copy / "certificate.csv")
     rows[7] = type(rows[7])(**{**rows[7].__dict__, "radius": rows[7].radius * 1.001 + 1e-6})
-    write_certificate_rows(copy / "certificate.csv", rows)
+    write_rows(Row, copy / "certificate.csv", rows)
     _resealed(copy)
     with pytest.raises(BronetError, match="radius of image 7 differs"):
         verify_run(copy)
@@ -101,7 +102,7 @@ def test_a_prediction_that_was_made_up_is_refused(copy: Path) -> None:
     rows = read_certificate_rows(copy / "certificate.csv")
     wrong = (rows[3].prediction + 1) % 10
     rows[3] = type(rows[3])(**{**rows[3].__dict__, "prediction": wrong, "correct": wrong == rows[3].label})
-    write_certificate_rows(copy / "certificate.csv", rows)
+    write_rows(Row, copy / "certificate.csv", rows)
     _resealed(copy)
     with pytest.raises(BronetError, match="prediction of image 3 differs"):
         verify_run(copy)
@@ -110,7 +111,7 @@ def test_a_prediction_that_was_made_up_is_refused(copy: Path) -> None:
 def _margin_of_nan(folder: Path) -> None:
     rows = read_certificate_rows(folder / "certificate.csv")
     rows[2] = replace(rows[2], margin=float("nan"))
-    write_certificate_rows(folder / "certificate.csv", rows)
+    write_rows(Row, folder / "certificate.csv", rows)
 
 
 def _far_from_class_four(folder: Path) -> None:
@@ -191,7 +192,7 @@ def test_certifying_again_without_targets_removes_the_old_ones(copy: Path) -> No
 def test_a_report_takes_no_rows_but_those_of_the_certificate(copy: Path) -> None:
     read_evidence(copy)
     rows = read_certificate_rows(copy / "certificate.csv")
-    write_certificate_rows(copy / "certificate.csv", rows[::-1])
+    write_rows(Row, copy / "certificate.csv", rows[::-1])
     with pytest.raises(BronetError, match=r"certificate\.csv differs"):
         read_evidence(copy)
 

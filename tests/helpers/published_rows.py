@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.recipe import Recipe, to_text
-from bronet.run.certificate import Rounding, Row, write_certificate_rows
+from bronet.records import write_rows
+from bronet.run.certificate import Rounding, Row
 from certificates import CERTIFICATE, write_certificate
 
 BUDGETS = (36 / 255, 72 / 255, 108 / 255)
@@ -33,7 +34,7 @@ def publish_rows(
             )
         )
     folder.mkdir(parents=True)
-    write_certificate_rows(folder / "certificate.csv", rows)
+    write_rows(Row, folder / "certificate.csv", rows)
     (folder / "recipe.yaml").write_text(to_text(recipe))
     certificate = replace(
         CERTIFICATE,

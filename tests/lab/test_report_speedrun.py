@@ -13,10 +13,11 @@ from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe
+from bronet.records import write_rows
 from bronet.report.evidence import read_evidence
 from bronet.report.table import joined
-from bronet.run.attack_rows import AttackPlan, read_attack_rows, write_attack_rows
-from bronet.run.certificate import read_certificate_rows, write_certificate_rows
+from bronet.run.attack_rows import AttackPlan, AttackRow, read_attack_rows
+from bronet.run.certificate import Row, read_certificate_rows
 from certificates import write_certificate
 from lab.commands import app
 from lab.publish import publish
@@ -96,7 +97,7 @@ def test_what_the_naive_way_would_have_reported_is_told(fast: Path, tmp_path: Pa
     rows = read_certificate_rows(folder / "certificate.csv")
     last = next(row for row in reversed(rows) if row.correct and row.radius < 108 / 255)
     changed = [replace(row, naive_radius=1.0) if row.index == last.index else row for row in rows]
-    write_certificate_rows(folder / "certificate.csv", changed)
+    write_rows(Row, folder / "certificate.csv", changed)
     write_certificate(folder, read_evidence(fast / "cifar10-bronet-m-fast" / "seed-0").certificate)
     assert "would have reported +1 / +1 / +1 images" in speedrun_table("cifar10", published_runs(tmp_path))
 
@@ -136,7 +137,7 @@ def test_every_autoattack_is_listed_and_nothing_else_is_called_so(attacked: Path
 def test_a_run_whose_certificate_was_broken_is_not_published(attacked: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(attacked, tmp_path / "run")
     rows = read_attack_rows(folder / "attack-autoattack-l2-6.csv")
-    write_attack_rows(folder / "attack-autoattack-l2-6.csv", [replace(row, radius=row.l2 + 1) for row in rows])
+    write_rows(AttackRow, folder / "attack-autoattack-l2-6.csv", [replace(row, radius=row.l2 + 1) for row in rows])
     with pytest.raises(BronetError, match="certificate was broken must not be published"):
         publish(folder, tmp_path / "results")
     assert not (tmp_path / "results").exists()

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.errors import BronetError
+from bronet.records import write_rows
 from bronet.report import write_report
 from bronet.report.evidence import at_radii_of_all, read_evidence
 from bronet.report.figures import draw_margins, signed_margins
 from bronet.report.table import csv_table, json_summary, markdown_table, table_cells, terminal_table
-from bronet.run.certificate import Row, write_certificate_rows
+from bronet.run.certificate import Row
 from bronet.run.folder import ReportFiles
 from bronet.wording import bound_text
 from certificates import CERTIFICATE, edit_certificate, write_certificate
@@ -40,7 +41,7 @@ def _make_run(parent: Path) -> Path:
         )
         for index, (correct, radius) in enumerate(radii)
     )
-    write_certificate_rows(folder / "certificate.csv", rows)
+    write_rows(Row, folder / "certificate.csv", rows)
     write_certificate(folder)
     (folder / "recipe.yaml").write_text("name: first # <script>alert('no')</script>\n")
     (folder / "record.json").write_text(json.dumps({"command": "bronet train digits", "seed": 0, "commit": None}))
@@ -144,7 +145,7 @@ def test_the_summary_has_every_digit(reported: ReportFiles) -> None:
 
 def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
     row = Row(index=0, label=0, prediction=1, correct=False, margin=1.0, radius=1.0, naive_radius=1.0)
-    write_certificate_rows(run / "certificate.csv", [row])
+    write_rows(Row, run / "certificate.csv", [row])
     write_certificate(run, replace(CERTIFICATE, images=1))
     text = json_summary(read_evidence(run))
     content = json.loads(text, parse_constant=pytest.fail)

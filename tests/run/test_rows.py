@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
-from bronet.run.certificate import Row, read_certificate_rows, write_certificate_rows
+from bronet.records import write_rows
+from bronet.run.certificate import Row, read_certificate_rows
 
 
 def _row(index: int = 0, *, label: int = 1, prediction: int = 1, radius: float = 0.1) -> Row:
@@ -49,12 +50,12 @@ def test_rows_come_back_with_the_same_bits(
         naive_radius=naive,
     )
     path = tmp_path_factory.getbasetemp() / "certificate.csv"
-    write_certificate_rows(path, [row])
+    write_rows(Row, path, [row])
     assert read_certificate_rows(path) == [row]
 
 
 def test_the_file_is_plain_csv(tmp_path: Path) -> None:
-    write_certificate_rows(tmp_path / "rows.csv", [_row(), _row(1, prediction=2, radius=0.0)])
+    write_rows(Row, tmp_path / "rows.csv", [_row(), _row(1, prediction=2, radius=0.0)])
     assert (tmp_path / "rows.csv").read_text() == (
         "index,label,prediction,correct,margin,radius,naive_radius\n"
         "0,1,1,1,0.3333333333333333,0.1,0.1\n"
@@ -64,12 +65,12 @@ def test_the_file_is_plain_csv(tmp_path: Path) -> None:
 
 def test_a_margin_that_is_not_a_number_survives(tmp_path: Path) -> None:
     broken = Row(index=0, label=0, prediction=0, correct=True, margin=math.nan, radius=0.0, naive_radius=0.0)
-    write_certificate_rows(tmp_path / "rows.csv", [broken])
+    write_rows(Row, tmp_path / "rows.csv", [broken])
     assert math.isnan(read_certificate_rows(tmp_path / "rows.csv")[0].margin)
 
 
 def test_no_rows_make_a_file_with_a_header(tmp_path: Path) -> None:
-    write_certificate_rows(tmp_path / "rows.csv", [])
+    write_rows(Row, tmp_path / "rows.csv", [])
     assert read_certificate_rows(tmp_path / "rows.csv") == []
 
 
@@ -112,13 +113,13 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    write_certificate_rows(path, [_row()])
+    write_rows(Row, path, [_row()])
 
     def interrupted() -> list[Row]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_certificate_rows(path, (row for row in interrupted()))
+        write_rows(Row, path, (row for row in interrupted()))
     assert read_certificate_rows(path) == [_row()]
     assert list(tmp_path.iterdir()) == [path]
 

@@ -7,7 +7,7 @@ bound, a file of rows or this program is wrong, and no report may hide it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.ortho.spd import float32_products
 from bronet.recipe.schema import parse_budget
-from bronet.records import as_plain
+from bronet.records import as_plain, rows_of, write_rows
 from bronet.run.attack_rows import (
     AttackFacts,
     AttackPart,
@@ -36,11 +36,10 @@ from bronet.run.attack_rows import (
     read_attack,
     read_attack_rows,
     write_attack,
-    write_attack_rows,
 )
 from bronet.run.certificate import check_rows, network_hashes, read_certificate, read_certificate_rows
 from bronet.run.folder import RunFolder, open_run
-from bronet.run.shares import ALONE, POLL_SECONDS, Parts, Share, ShareDone
+from bronet.run.shares import ALONE, Parts, Share, ShareDone
 from bronet.run.weights import load_model
 
 PREFLIGHT_IMAGES = 64
@@ -67,20 +66,17 @@ class Target:
         exact, labels = self._batch(index)
         proved = self.network.certify(exact)
         verdict = self._worst(plan, exact, labels, first=int(index[0]))
-        columns = (index, labels, proved.prediction, verdict.prediction, verdict.l2, verdict.linf, proved.radius)
-        return [
-            AttackRow(
-                index=i,
-                label=label,
-                prediction=prediction,
-                found=seen,
-                robust=prediction == label == seen,
-                l2=l2,
-                linf=linf,
-                radius=self.claims.get(i, radius),
-            )
-            for i, label, prediction, seen, l2, linf, radius in zip(*(c.tolist() for c in columns), strict=True)
-        ]
+        columns = {
+            "index": index,
+            "label": labels,
+            "prediction": proved.prediction,
+            "found": verdict.prediction,
+            "robust": (proved.prediction == labels) & (verdict.prediction == labels),
+            "l2": verdict.l2,
+            "linf": verdict.linf,
+            "radius": proved.radius,
+        }
+        return [replace(row, radius=self.claims.get(row.index, row.radius)) for row in rows_of(AttackRow, columns)]
 
     def _batch(self, index: Int[Tensor, " b"]) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
         """Return these images in float64, and their labels."""
@@ -112,11 +108,9 @@ class Target:
         norm, eps, seed = plan.norm, parse_budget(plan.eps), plan.seed + first
         if plan.attack == "autoattack":
             return autoattack(model, images, labels, classes=len(self.images.classes), norm=norm, eps=eps, seed=seed)
-        generator = torch.Generator().manual_seed(seed)
-        steps, restarts = plan.steps, plan.restarts
-        return pgd(
-            model, images, labels, norm=norm, eps=eps, steps=steps, restarts=restarts, generator=generator
-        ).images
+        generator, steps, restarts = torch.Generator().manual_seed(seed), plan.steps, plan.restarts
+        search = pgd(model, images, labels, norm=norm, eps=eps, steps=steps, restarts=restarts, generator=generator)
+        return search.images
 
     def _searched(self, model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return the model as a search calls it fastest."""
@@ -187,62 +181,35 @@ def attack_run(
         if waiting:
             model = load_model(run, device=device)
             target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
+            batches = {int(index[0]): index for index in torch.tensor(waiting).split(plan.batch_size)}
+
+            def compute(first: int) -> AttackPart:
+                return AttackPart(tuple(target.attack(plan, batches[first])))
+
             with frozen(model):
-                if not share.is_main:
-                    for index in _to_attack(plan, waiting, parts):
-                        parts.put(int(index[0]), AttackPart(tuple(target.attack(plan, index))))
-                    raise ShareDone
-                facts = replace(now, warnings=tuple(target.warnings()), seconds=facts.seconds)
-                for line in facts.warnings:
-                    if warn is not None:
-                        warn(line)
-                if not rows:  # those of an earlier attack must never stand beside the facts of this one
-                    facts_path.unlink(missing_ok=True)
-                    path.unlink(missing_ok=True)
-                write_attack(facts_path, facts)
-                so_far = rows, facts
-                for rows, facts in _collected(target, plan, waiting, so_far, parts):
-                    write_attack_rows(path, rows)
+                if share.is_main:
+                    facts = replace(now, warnings=tuple(target.warnings()), seconds=facts.seconds)
+                    for line in facts.warnings:
+                        if warn is not None:
+                            warn(line)
+                    if not rows:  # those of an earlier attack must never stand beside the facts of this one
+                        facts_path.unlink(missing_ok=True)
+                        path.unlink(missing_ok=True)
+                    write_attack(facts_path, facts)
+                start, before = time.perf_counter(), facts.seconds
+                for found in parts.results(AttackPart, batches, plan.batch_size, compute):
+                    rows = sorted((*rows, *(row for part in found for row in part.rows)), key=lambda row: row.index)
+                    facts = replace(facts, seconds=round(before + time.perf_counter() - start, 3))
+                    write_rows(AttackRow, path, rows)
                     write_attack(facts_path, facts)
                     _stop_if_refuted(rows, path)
                     if progress is not None:
                         progress(len(rows), len(images))
-        if not share.is_main:
+        elif not share.is_main:
             raise ShareDone
         facts = finished(facts, rows, pixels=images.images[0].numel())
         write_attack(facts_path, facts)
     return AttackedRun(rows, facts, path)
-
-
-def _to_attack(plan: AttackPlan, waiting: list[int], parts: Parts) -> Iterator[Int[Tensor, " b"]]:
-    """Yield the batches that this process is to attack, as long as nobody has."""
-    for index in torch.tensor(waiting).split(plan.batch_size):
-        if parts.wants(int(index[0]), plan.batch_size):
-            yield index
-
-
-def _collected(
-    target: Target, plan: AttackPlan, waiting: list[int], so_far: tuple[list[AttackRow], AttackFacts], parts: Parts
-) -> Iterator[tuple[list[AttackRow], AttackFacts]]:
-    """Attack the first process's batches, and yield all rows with their facts whenever any process has some."""
-    rows, facts = so_far
-    start, known, taken = time.perf_counter(), {row.index: row for row in rows}, set[int]()
-
-    def merged(found: list[AttackRow]) -> tuple[list[AttackRow], AttackFacts]:
-        for first in parts.there() - taken:
-            found += parts.take(AttackPart, first).rows
-            taken.add(first)
-        known.update({row.index: row for row in found})
-        seconds = round(facts.seconds + time.perf_counter() - start, 3)
-        return [known[i] for i in sorted(known)], replace(facts, seconds=seconds)
-
-    for index in _to_attack(plan, waiting, parts):
-        yield merged(target.attack(plan, index))
-    while not set(waiting) <= known.keys():
-        if parts.there() - taken:
-            yield merged([])
-        else:
-            time.sleep(POLL_SECONDS)
 
 
 def finished(facts: AttackFacts, rows: list[AttackRow], *, pixels: int) -> AttackFacts:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bronet.certificates.run import images_at_once
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel
 from bronet.graph.network import prove
@@ -35,15 +36,6 @@ def certified_radius(model: nn.Module, images: Any, *, batch_size: int | None = 
         warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=2)
     radii = torch.cat([network.certify(part).radius for part in batch.split(at_once)])
     return radii[0] if is_single else radii
-
-
-def images_at_once(device: torch.device, wanted: int | None = None) -> int:
-    """Return how many images to certify at once, as wanted or else: many keep a GPU busy, few stay in a CPU's cache."""
-    if wanted is None:
-        return 50 if device.type == "cpu" else 250
-    if wanted < 1:
-        raise BronetError(f"batch_size must be at least 1, got {wanted}")
-    return wanted
 
 
 def _as_batch(model: nn.Module, images: Any) -> tuple[Tensor, bool]:

@@ -8,15 +8,14 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.certificates.images import images_at_once
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable
@@ -25,6 +24,7 @@ from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
+from bronet.records import rows_of, write_rows
 from bronet.run.certificate import (
     CertificateFile,
     LayerBound,
@@ -33,10 +33,9 @@ from bronet.run.certificate import (
     SoundnessCost,
     file_hash,
     targeted_table,
-    write_certificate_rows,
 )
-from bronet.run.folder import CertificateFiles, RunFolder, open_run
-from bronet.run.shares import ALONE, POLL_SECONDS, Parts, Share, ShareDone
+from bronet.run.folder import RunFolder, open_run
+from bronet.run.shares import ALONE, Parts, Share
 from bronet.run.weights import load_model
 
 Progress = Callable[[int, int], None]
@@ -93,12 +92,31 @@ def certify_run(
     network = prove(model)
     at_once = images_at_once(images.images.device, batch_size)
     files, recipe_hash, pixels_hash = run.certificate(split), file_hash(run.recipe_file), images_hash(images)
-    parts = Parts(files.rows, [weights, recipe_hash, pixels_hash, at_once, targeted, images.images.device.type], share)
-    with parts.collecting():
-        result = _dealt_out(model, network, images, parts=parts, at_once=at_once, targeted=targeted, progress=progress)
+    about = [weights, recipe_hash, pixels_hash, at_once, targeted, images.images.device.type]
+    parts, gap, found = Parts(files.rows, about, share), naive_gap_lipschitz(model), list[CertifiedImages]()
+
+    def compute(first: int) -> CertifiedImages:
+        index = torch.arange(first, min(first + at_once, len(images)), device=images.labels.device)
+        proved = certify_images(model, network, images, index, gap)
+        return proved if targeted else replace(proved, targeted=())
+
+    with parts.collecting(), frozen(model):
+        for new in parts.results(CertifiedImages, range(0, len(images), at_once), at_once, compute):
+            found += new
+            if progress is not None:
+                progress(sum(len(part.rows) for part in found), len(images))
+        found.sort(key=lambda part: part.rows[0].index)
+        rows = tuple(row for part in found for row in part.rows)
+        rounding = [amount for part in found for amount in part.rounding]
         seconds = time.perf_counter() - start
         if file_hash(run.weights) != weights:
             raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
+        write_rows(Row, files.rows, rows)
+        if targeted:
+            radii = [of_image for part in found for of_image in part.targeted]
+            replace_text(files.targeted, targeted_table(rows, radii))
+        else:
+            files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
         certificate = CertificateFile(
             data=recipe.data.name,
             split=split,
@@ -108,8 +126,8 @@ def certify_run(
             eps=tuple(budgets),
             lipschitz=network.lipschitz,
             layers=layer_bounds(network, model),
-            rounding=Rounding(worst=max(result.rounding), median=statistics.median(result.rounding)),
-            soundness_cost=soundness_cost(result.rows),
+            rounding=Rounding(worst=max(rounding), median=statistics.median(rounding)),
+            soundness_cost=soundness_cost(rows),
             precision="float64",
             device=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
             seconds=round(seconds, 3),
@@ -117,27 +135,11 @@ def certify_run(
             weights_sha256=weights,
             recipe_sha256=recipe_hash,
             images_sha256=pixels_hash,
-            rows_sha256="",
+            rows_sha256=file_hash(files.rows),
+            targeted_sha256=file_hash(files.targeted) if targeted else None,
         )
-        return _write(files, result, certificate, targeted=targeted)
-
-
-def _write(
-    files: CertificateFiles, result: "CertifiedImages", certificate: CertificateFile, *, targeted: bool
-) -> CertifiedRun:
-    """Write rows and certificate; the hashes in the certificate are those of the files written before it."""
-    write_certificate_rows(files.rows, result.rows)
-    if targeted:
-        replace_text(files.targeted, targeted_table(result.rows, result.targeted))
-    else:
-        files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one
-    certificate = replace(
-        certificate,
-        rows_sha256=file_hash(files.rows),
-        targeted_sha256=file_hash(files.targeted) if targeted else None,
-    )
-    replace_text(files.facts, json.dumps(certificate.sealed(), indent=2) + "\n")
-    return CertifiedRun(result.rows, certificate)
+        replace_text(files.facts, json.dumps(certificate.sealed(), indent=2) + "\n")
+    return CertifiedRun(rows, certificate)
 
 
 @dataclass(frozen=True)
@@ -149,68 +151,36 @@ class CertifiedImages:
     targeted: tuple[tuple[float, ...], ...]
 
 
-def _dealt_out(
-    model: CertifiableModel,
-    network: ProvedNetwork,
-    images: ImageSet,
-    *,
-    parts: Parts,
-    at_once: int,
-    targeted: bool,
-    progress: Progress | None,
-) -> CertifiedImages:
-    """Certify this process's batches and return those of all; raise `ShareDone` in every process but the first."""
-    firsts = range(0, len(images), at_once)
-    mine = [first for first in firsts if parts.wants(first, at_once)]
-    for first, proved in zip(mine, certify_images(model, network, images, mine, at_once=at_once), strict=True):
-        parts.put(first, proved if targeted else replace(proved, targeted=()))
-        _show(parts, firsts, at_once, len(images), progress if parts.share.is_main else None)
-    if not parts.share.is_main:
-        raise ShareDone
-    while not set(firsts) <= parts.there():
-        _show(parts, firsts, at_once, len(images), progress)
-        time.sleep(POLL_SECONDS)
-    _show(parts, firsts, at_once, len(images), progress if parts.share.world > 1 else None)
-    whole = [parts.take(CertifiedImages, first) for first in firsts]
-    return CertifiedImages(
-        tuple(row for part in whole for row in part.rows),
-        tuple(amount for part in whole for amount in part.rounding),
-        tuple(radii for part in whole for radii in part.targeted),
-    )
-
-
-def _show(parts: Parts, firsts: range, at_once: int, images: int, progress: Progress | None) -> None:
-    """Tell how many images all processes have certified."""
-    if progress is not None:
-        progress(sum(min(at_once, images - first) for first in parts.there() & set(firsts)), images)
+def images_at_once(device: torch.device, wanted: int | None = None) -> int:
+    """Return how many images to certify at once, as wanted or else: many keep a GPU busy, few stay in a CPU's cache."""
+    if wanted is None:
+        return 50 if device.type == "cpu" else 250
+    if wanted < 1:
+        raise BronetError(f"batch_size must be at least 1, got {wanted}")
+    return wanted
 
 
 def certify_images(
-    model: CertifiableModel, network: ProvedNetwork, images: ImageSet, firsts: Iterable[int], *, at_once: int
-) -> Iterator[CertifiedImages]:
-    """Yield what is proved of each batch of images, and the radius of the literature beside it."""
-    gap = naive_gap_lipschitz(model)
-    with frozen(model):
-        for first in firsts:
-            index = torch.arange(first, min(first + at_once, len(images)), device=images.labels.device)
-            pixels = images.pixels(index, dtype=torch.float64)
-            proved = network.certify(pixels)
-            naive = naive_radius(model, pixels, gap)
-            columns = (index, images.labels[index], proved.prediction, proved.margin, proved.radius, naive)
-            rows = [
-                Row(
-                    index=i,
-                    label=label,
-                    prediction=prediction,
-                    correct=label == prediction,
-                    margin=margin,
-                    radius=radius,
-                    naive_radius=estimate,
-                )
-                for i, label, prediction, margin, radius, estimate in zip(*(c.tolist() for c in columns), strict=True)
-            ]
-            targeted = tuple(tuple(radii) for radii in proved.targeted.tolist())
-            yield CertifiedImages(tuple(rows), tuple(proved.rounding.tolist()), targeted)
+    model: CertifiableModel,
+    network: ProvedNetwork,
+    images: ImageSet,
+    index: Int[Tensor, " b"],
+    gap: Float[Tensor, "k k"],
+) -> CertifiedImages:
+    """Return what is proved of some of the images, and beside it the radius of the literature for its `gap`."""
+    pixels, labels = images.pixels(index, dtype=torch.float64), images.labels[index]
+    proved = network.certify(pixels)
+    columns = {
+        "index": index,
+        "label": labels,
+        "prediction": proved.prediction,
+        "correct": labels == proved.prediction,
+        "margin": proved.margin,
+        "radius": proved.radius,
+        "naive_radius": naive_radius(model, pixels, gap),
+    }
+    targeted = tuple(tuple(radii) for radii in proved.targeted.tolist())
+    return CertifiedImages(tuple(rows_of(Row, columns)), tuple(proved.rounding.tolist()), targeted)
 
 
 def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:

@@ -5,7 +5,7 @@ Rows are written in whole batches, each time the whole file at once. Numbers com
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_text
 from bronet.radius import implied_radius
 from bronet.recipe.schema import check_seed, parse_budget
-from bronet.records import Place, as_plain, read_record, read_rows, write_rows
+from bronet.records import Place, as_plain, read_record, read_rows
 from bronet.run.folder import AttackFiles
 
 AttackName = Literal["autoattack", "pgd"]
@@ -147,11 +147,6 @@ class AttackFacts(AttackPlan):
             certified_broken=sum(row.refutes for row in rows),
             certified_accuracy=certified / len(rows),
         )
-
-
-def write_attack_rows(path: Path, rows: Iterable[AttackRow]) -> None:
-    """Write the rows to a CSV file, replacing it at once."""
-    write_rows(AttackRow, path, rows)
 
 
 def read_attack_rows(path: Path) -> list[AttackRow]:

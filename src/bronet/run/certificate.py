@@ -8,14 +8,14 @@ true: `bronet.certificates.verify` recomputes as well.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object
-from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows, write_rows
+from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows
 from bronet.run.folder import RunFolder
 
 SEAL = "seal_sha256"
@@ -55,11 +55,6 @@ class Targeted(NamedTuple):
 
     prediction: int
     radii: list[float]
-
-
-def write_certificate_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
-    write_rows(Row, path, rows)
 
 
 def read_certificate_rows(path: Path) -> list[Row]:

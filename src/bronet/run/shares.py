@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,33 +75,33 @@ class Parts:
             return
         with held(self.folder):
             yield
-            self.remove()
+            try:
+                shutil.rmtree(self.folder)
+                for path in self.folder.parent.glob(f"{self.folder.stem}.*{TEMPORARY_SUFFIX}"):  # of killed writes
+                    path.unlink()
+            except OSError as error:
+                raise BronetError(f"could not remove {self.folder} ({error}); remove it by hand") from None
 
-    def wants(self, first: int, batch_size: int) -> bool:
-        """Whether this process is to compute the batch that begins with the image `first`."""
-        return self.share.takes(first, batch_size) and first not in self.there()
+    def results(
+        self, kind: type[T], firsts: Iterable[int], batch_size: int, compute: Callable[[int], T]
+    ) -> Iterator[list[T]]:
+        """Compute this process's batches, each named by its first image, unless they are there.
 
-    def put(self, first: int, part: Any) -> None:
-        """Write the result, a record, of the batch that begins with the image `first`."""
-        replace_text(self._path(first), json.dumps(as_plain(part)))
-
-    def there(self) -> set[int]:
-        """Return the first images of the batches that are there."""
-        return {int(path.stem.rpartition("-")[2]) for path in self.folder.glob(f"{self.key}-*.json")}
-
-    def take(self, kind: type[T], first: int) -> T:
-        """Return the result of a batch that is there."""
-        path = self._path(first)
-        return read_record(kind, read_object(path), Place("part", str(path)))
-
-    def remove(self) -> None:
-        """Remove all parts, also those that were given up, and what killed writes left beside them."""
-        try:
-            shutil.rmtree(self.folder)
-            for path in self.folder.parent.glob(f"{self.folder.stem}.*{TEMPORARY_SUFFIX}"):
-                path.unlink()
-        except OSError as error:
-            raise BronetError(f"could not remove {self.folder} ({error}); remove it by hand") from None
-
-    def _path(self, first: int) -> Path:
-        return self.folder / f"{self.key}-{first}.json"
+        The first process gets the records of all, those that are new after each batch of its own and as others bring
+        them; the other processes end in `ShareDone`.
+        """
+        paths = {first: self.folder / f"{self.key}-{first}.json" for first in firsts}
+        mine = [first for first in paths if self.share.takes(first, batch_size)]
+        while paths and (mine or self.share.is_main):
+            if mine and not paths[first := mine.pop(0)].exists():
+                replace_text(paths[first], json.dumps(as_plain(compute(first))))
+            if not self.share.is_main:
+                continue
+            there = [first for first, path in paths.items() if path.exists()]
+            found = [(path := paths.pop(first), read_object(path)) for first in there]
+            if found:
+                yield [read_record(kind, content, Place("part", str(path))) for path, content in found]
+            elif not mine:
+                time.sleep(POLL_SECONDS)
+        if not self.share.is_main:
+            raise ShareDone
