@@ -15,7 +15,7 @@ import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bronet.errors import BronetError
@@ -26,21 +26,20 @@ TEMPORARY_SUFFIX = ".tmp"
 MAKE_AGAIN = "make it again or remove it"
 MAX_DIGITS = 300
 """Of a whole number: a float can still hold it."""
-JSON_FAULTS: dict[type[Exception], str] = {
+JSON_FAULTS: dict[type[Exception], str] = {  # where Python's own words would not help
     RecursionError: "it is nested too deeply",
     UnicodeEncodeError: "it escapes half of a surrogate pair",
 }
-"""Where Python's own words would not help."""
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then move it to `path`; on failure nothing is left behind.
 
     Raises a `BronetError` with the system's reason if the disk is full or the folder cannot be written to; `write`
     reports the system's errors as `OSError`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    try:
+    with _writing(path, promise="what was there before is unchanged: "):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.touch()
@@ -52,19 +51,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
         _flush(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise BronetError(
-            f"could not write {path} ({error}); what was there before is unchanged: {_advice(error)} and try again"
-        ) from None
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a whole file atomically."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    replace_file(path, write)
+    replace_file(path, lambda temporary: temporary.write_bytes(content))
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -74,13 +65,11 @@ def replace_text(path: Path, text: str) -> None:
 
 def require_writable(folder: Path) -> None:
     """Raise unless this folder can be written to, or made; for work that writes only at its end. Nothing is left."""
-    try:
+    with _writing(folder, "to "):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         trial = there / f".trial.{os.getpid()}{TEMPORARY_SUFFIX}"
         trial.touch()
         trial.unlink()
-    except OSError as error:
-        raise BronetError(f"could not write to {folder} ({error}); {_advice(error)} and try again") from None
 
 
 @contextmanager
@@ -94,20 +83,17 @@ def held(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
-    try:
+    with _writing(folder, "to "):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise BronetError(f"could not write to {folder} ({error}); {_advice(error)} and try again") from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BronetError(
-                f"{folder} must not be in use, but another process holds it; wait, or choose another"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+        with suppress(OSError):  # of a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BronetError(
+                    f"{folder} must not be in use, but another process holds it; wait, or choose another"
+                ) from None
         yield
     finally:
         os.close(descriptor)
@@ -115,18 +101,21 @@ def held(folder: Path) -> Iterator[None]:
 
 def append_line(path: Path, line: str) -> None:
     """Add one line to a text file and wait until it is on the disk."""
+    with _writing(path, then="resume"), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _writing(path: Path, into: str = "", *, promise: str = "", then: str = "try again") -> Iterator[None]:
+    """Tell the system's errors as one that says what to do."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        yield
     except OSError as error:
-        raise BronetError(f"could not write {path} ({error}); {_advice(error)} and resume") from None
-
-
-def _advice(error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
-    return "free some space" if full else "make that place writable"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
+        advice = "free some space" if full else "make that place writable"
+        raise BronetError(f"could not write {into}{path} ({error}); {promise}{advice} and {then}") from None
 
 
 def _flush(path: Path, flags: int) -> None:

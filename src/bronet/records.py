@@ -91,7 +91,11 @@ def read_record(kind: type[T], value: object, place: Place) -> T:
 
 def as_plain(record: Any) -> dict[str, Any]:
     """Return a record as nested dicts, with lists for tuples, as JSON and YAML know them; `read_record`'s inverse."""
-    plain: dict[str, Any] = dataclasses.asdict(record, dict_factory=_with_lists)
+
+    def with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
+
+    plain: dict[str, Any] = dataclasses.asdict(record, dict_factory=with_lists)
     return plain
 
 
@@ -161,10 +165,6 @@ def _made(kind: type[T], arguments: Mapping[str, object], place: Place) -> T:
         raise (place.error(str(error)) if place.file else error) from None
 
 
-def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
-
-
 def _read_value(hint: Any, value: object, place: Place) -> object:
     """Return `value` as the annotation `hint` wants it, or refuse it with its dotted key."""
     origin = get_origin(hint)
@@ -184,7 +184,13 @@ def _read_value(hint: Any, value: object, place: Place) -> object:
         return value
     if origin in (Union, UnionType):
         return _read_union(get_args(hint), value, place)
-    return _read_scalar(hint, value, place)
+    accepted, wanted, advice = SCALARS[hint]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise place.wrong(wanted, value, advice=advice)
+    try:
+        return hint(value)
+    except OverflowError:
+        raise place.wrong("a number that fits a float", value) from None
 
 
 def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object:
@@ -199,16 +205,6 @@ def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object
     if not isinstance(family, str) or family not in families:
         raise place.at("family").wrong(f"one of {', '.join(families)}", family)
     return read_record(families[family], value, place)
-
-
-def _read_scalar(kind: type, value: object, place: Place) -> object:
-    accepted, wanted, advice = SCALARS[kind]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise place.wrong(wanted, value, advice=advice)
-    try:
-        return kind(value)
-    except OverflowError:
-        raise place.wrong("a number that fits a float", value) from None
 
 
 SCALARS: dict[type, tuple[type | UnionType, str, str]] = {

@@ -38,20 +38,7 @@ def l2_pgd(
     restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Attack:
-    """Search each image's l2 ball for an image that `model` does not give its label.
-
-    Guaranteed: every image returned lies in [0, 1] and within eps of the original, in exact arithmetic on the
-    stored numbers; the parameters of the model get no gradient. Not guaranteed: to find what exists.
-
-    Args:
-        model: images to logits; deterministic, in evaluation mode.
-        images: pixels in [0, 1].
-        labels: classes to leave; pass predictions to attack predictions.
-        eps: radius of the ball, one for all images or one each.
-        steps: ascent steps per restart, each 2.5 eps / steps long.
-        restarts: the first starts at the image, the others at random points of the ball.
-        generator: of the random starts.
-    """
+    """Search each image's l2 ball for an image that `model` does not give its label; see `pgd`."""
     return pgd(model, images, labels, norm="l2", eps=eps, steps=steps, restarts=restarts, generator=generator)
 
 
@@ -66,9 +53,22 @@ def pgd(
     restarts: int,
     generator: torch.Generator | None = None,
 ) -> Attack:
-    """Search each image's ball of either norm, as `l2_pgd` does; the distance is in that norm.
+    """Search each image's ball for an image that `model` does not give its label; the distance is in that norm.
+
+    Guaranteed: every image returned lies in [0, 1] and within eps of the original, in exact arithmetic on the
+    stored numbers; the parameters of the model get no gradient. Not guaranteed: to find what exists.
 
     It ascends with restarts, projects after each step, and keeps the strongest image of all steps and restarts.
+
+    Args:
+        model: images to logits; deterministic, in evaluation mode.
+        images: pixels in [0, 1].
+        labels: classes to leave; pass predictions to attack predictions.
+        norm: of the ball, "l2" or "linf".
+        eps: radius of the ball, one for all images or one each.
+        steps: ascent steps per restart, each 2.5 eps / steps long.
+        restarts: the first starts at the image, the others at random points of the ball.
+        generator: of the random starts.
     """
     for name, value in (("steps", steps), ("restarts", restarts)):
         if value < 1:

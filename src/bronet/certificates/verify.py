@@ -5,7 +5,6 @@ confirmed if the recomputed one is no smaller, up to the rounding of another mac
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,11 @@ import torch
 from bronet.certificates.run import Progress, images_hash
 from bronet.data import load_images
 from bronet.errors import BronetError
-from bronet.graph.network import ProvedNetwork, prove
+from bronet.graph.network import prove
 from bronet.run.certificate import (
-    LayerBound,
     Row,
     Targeted,
+    check_same,
     file_hash,
     read_certificate,
     read_certificate_rows,
@@ -55,24 +54,27 @@ def verify_run(
     run, path = _certified(certified)
     certificate = read_certificate(path)
     files = run.certificate(certificate.split)
-    _same("name of the certificate", files.facts.name, path.name)
-    _same(files.rows.name, file_hash(files.rows), certificate.rows_sha256)
-    _same(run.weights.name, file_hash(run.weights), certificate.weights_sha256)
-    _same(run.recipe_file.name, file_hash(run.recipe_file), certificate.recipe_sha256)
+    check_same("name of the certificate", files.facts.name, path.name)
+    check_same(files.rows.name, file_hash(files.rows), certificate.rows_sha256)
+    check_same(run.weights.name, file_hash(run.weights), certificate.weights_sha256)
+    check_same(run.recipe_file.name, file_hash(run.recipe_file), certificate.recipe_sha256)
     if certificate.targeted_sha256 is not None:
-        _same(files.targeted.name, file_hash(files.targeted), certificate.targeted_sha256)
+        check_same(files.targeted.name, file_hash(files.targeted), certificate.targeted_sha256)
     data, split, limit = run.recipe.data, certificate.split, certificate.images
     images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=run.classes()).to(
         device
     )
-    _same(f"images of {data.name}", images_hash(images), certificate.images_sha256)
+    check_same(f"images of {data.name}", images_hash(images), certificate.images_sha256)
 
     network = prove(load_model(run, device=device))
     rows = read_certificate_rows(files.rows)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
     _at_least("lipschitz", network.lipschitz, certificate.lipschitz)
-    _confirm_layers(certificate.layers, network)
+    names = [layer.name for layer in certificate.layers]
+    check_same("names of the layers", [name for name, _ in network.layers], names)
+    for (name, found), layer in zip(network.layers, certificate.layers, strict=True):
+        _at_least(f"lipschitz of {name}", found.lipschitz, layer.lipschitz)
     targeted = None if certificate.targeted_sha256 is None else read_targeted(files.targeted, len(rows))
     worst = 0.0
     for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
@@ -90,25 +92,18 @@ def verify_run(
 def _confirm(row: Row, label: int, prediction: int, margin: float, radius: float) -> float:
     """Raise unless the row says what was recomputed; return how far its radius is off."""
     where = f"image {row.index}"
-    _same(f"label of {where}", label, row.label)
-    _same(f"prediction of {where}", prediction, row.prediction)
+    check_same(f"label of {where}", label, row.label)
+    check_same(f"prediction of {where}", prediction, row.prediction)
     both_nan = math.isnan(margin) and math.isnan(row.margin)  # of logits that overflow
     if not (abs(margin - row.margin) <= RELATIVE * abs(margin) + ABSOLUTE or margin == row.margin or both_nan):
-        raise _differs(f"margin of {where}", margin, row.margin)
+        check_same(f"margin of {where}", margin, row.margin)
     _at_most(f"radius of {where}", radius, row.radius)
     return abs(radius - row.radius)
 
 
-def _confirm_layers(recorded: Sequence[LayerBound], network: ProvedNetwork) -> None:
-    """Raise unless the table of layers names those of the network, and no constant below theirs."""
-    _same("names of the layers", [name for name, _ in network.layers], [layer.name for layer in recorded])
-    for (name, proved), layer in zip(network.layers, recorded, strict=True):
-        _at_least(f"lipschitz of {name}", proved.lipschitz, layer.lipschitz)
-
-
 def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
-    _same(f"prediction beside the targeted radii of {where}", found.prediction, recorded.prediction)
-    _same(f"number of classes of {where}", len(found.radii), len(recorded.radii))
+    check_same(f"prediction beside the targeted radii of {where}", found.prediction, recorded.prediction)
+    check_same(f"number of classes of {where}", len(found.radii), len(recorded.radii))
     for j, (radius, claimed) in enumerate(zip(found.radii, recorded.radii, strict=True)):
         _at_most(f"radius of {where} towards class {j}", radius, claimed)
 
@@ -116,24 +111,13 @@ def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
 def _at_most(what: str, found: float, recorded: float) -> None:
     """Raise if more is recorded than was found, up to the rounding of another machine."""
     if not recorded <= found * (1 + RELATIVE) + ABSOLUTE:
-        raise _differs(what, found, recorded)
+        check_same(what, found, recorded)
 
 
 def _at_least(what: str, found: float, recorded: float) -> None:
     """Raise if less is recorded than was found, up to the rounding of another machine."""
     if not found <= recorded * (1 + RELATIVE) + ABSOLUTE:
-        raise _differs(what, found, recorded)
-
-
-def _same(what: str, found: object, recorded: object) -> None:
-    if found != recorded:
-        raise _differs(what, found, recorded)
-
-
-def _differs(what: str, found: object, recorded: object) -> BronetError:
-    return BronetError(
-        f"the certificate does not hold: {what} differs, found {found}, recorded {recorded}; certify again"
-    )
+        check_same(what, found, recorded)
 
 
 def _certified(certified: RunFolder | Path | str) -> tuple[RunFolder, Path]:

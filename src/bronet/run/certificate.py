@@ -25,10 +25,9 @@ _FIRST = ("index", "prediction")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The certificate of one image.
+    """The certificate of one image: `radius` is proved, in pixel space.
 
-    `radius` is proved, in pixel space; `naive_radius` is what the literature would report, for comparison only: it
-    rests on estimates. `correct` says whether the prediction is the label.
+    `naive_radius` is what the literature would report, for comparison only: it rests on estimates.
     """
 
     index: int
@@ -40,8 +39,7 @@ class Row:
     naive_radius: float
 
     def __post_init__(self) -> None:
-        if min(self.index, self.label, self.prediction) < 0:
-            found = [self.index, self.label, self.prediction]
+        if min(found := [self.index, self.label, self.prediction]) < 0:
             raise BronetError(f"index, label and prediction must be at least 0, got {found}")
         if self.correct != (self.label == self.prediction):
             raise BronetError(f"correct must be {int(self.label == self.prediction)}, got {int(self.correct)}")
@@ -93,8 +91,7 @@ class LayerBound:
     remark: str = ""
 
     def __post_init__(self) -> None:
-        for key, value in (("lipschitz", self.lipschitz), ("rounding_gain", self.rounding_gain)):
-            _check_number(f"{key} of layer {self.name}", value)
+        _check_numbers({"lipschitz": self.lipschitz, "rounding_gain": self.rounding_gain}, f" of layer {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +140,7 @@ class CertificateFile:
         for key, count in (("images", self.images), ("pixels", self.pixels)):
             if count < 1:
                 raise BronetError(f"{key} must be at least 1, got {count}")
-        for key, value in (("lipschitz", self.lipschitz), ("seconds", self.seconds)):
-            _check_number(key, value)
+        _check_numbers({"lipschitz": self.lipschitz, "seconds": self.seconds})
 
     @property
     def network(self) -> dict[str, str]:
@@ -167,21 +163,20 @@ def read_certificate(path: Path) -> CertificateFile:
     content = read_object(path, advice=ADVICE if path.exists() else "run `bronet certify` first")
     seal = content.pop(SEAL, None)
     certificate = read_record(CertificateFile, content, Place("certificate", str(path), advice=ADVICE))
-    found = sealed(content)[SEAL]
-    if seal != found:
-        raise BronetError(
-            f"the certificate does not hold: the seal of {path} differs, found {found}, recorded {seal}; {ADVICE}"
-        )
+    check_same(f"the seal of {path}", sealed(content)[SEAL], seal)
     return certificate
 
 
 def check_rows(path: Path, certificate: CertificateFile) -> None:
     """Raise unless the rows in a file are those that the certificate names by their hash."""
-    found = file_hash(path)
-    if found != certificate.rows_sha256:  # changed by hand, or certifying ended between the two files
+    check_same(str(path), file_hash(path), certificate.rows_sha256)  # certifying may have ended between the two files
+
+
+def check_same(what: str, found: object, recorded: object) -> None:
+    """Raise unless what is recorded in a certificate is what was found."""
+    if found != recorded:
         raise BronetError(
-            f"the certificate does not hold: {path} differs, found {found}, recorded {certificate.rows_sha256}; "
-            f"{ADVICE}"
+            f"the certificate does not hold: {what} differs, found {found}, recorded {recorded}; {ADVICE}"
         )
 
 
@@ -205,6 +200,7 @@ def network_hashes(run: RunFolder) -> dict[str, str]:
     return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
 
 
-def _check_number(key: str, value: float) -> None:
-    if math.isnan(value):
-        raise BronetError(f"{key} must be a number, got {value}")
+def _check_numbers(values: dict[str, float], of: str = "") -> None:
+    for key, value in values.items():
+        if math.isnan(value):
+            raise BronetError(f"{key}{of} must be a number, got {value}")

@@ -21,6 +21,7 @@ from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
 
 STEP_DIGITS = 9
+LEFTOVERS = f".*{TEMPORARY_SUFFIX}"
 
 
 class CertificateFiles(NamedTuple):
@@ -189,7 +190,7 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False, advice: s
         if not overwrite:
             raise BronetError(f"run folder {path} already holds a run; {advice}")
         _remove_artefacts(run)
-    elif path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
+    elif path.exists() and any(not entry.match(LEFTOVERS) for entry in path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -207,16 +208,10 @@ def remove_run(run: RunFolder) -> None:
         run.path.rmdir()
 
 
-def _is_leftover(path: Path) -> bool:
-    """Whether a file is what a killed write left behind."""
-    return path.name.startswith(".") and path.suffix == TEMPORARY_SUFFIX
-
-
 def remove_leftovers(run: RunFolder) -> None:
     """Remove what killed writes left behind; no other process may be writing."""
-    for path in run.path.iterdir():
-        if _is_leftover(path):
-            path.unlink(missing_ok=True)
+    for path in run.path.glob(LEFTOVERS):
+        path.unlink(missing_ok=True)
 
 
 def open_run(run: RunFolder | Path | str) -> RunFolder:

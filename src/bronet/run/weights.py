@@ -136,6 +136,4 @@ def _parse(text: str) -> dict[str, str]:
         entries = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(entries, dict):
-        return {}
-    return {key: value for key, value in entries.items() if isinstance(value, str)}
+    return {key: value for key, value in entries.items() if isinstance(value, str)} if isinstance(entries, dict) else {}
