@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from bronet.data import load_dataset
-from bronet.data.cifar import LAYOUTS
+from bronet.data.official import LAYOUTS
 from bronet.errors import BronetError
 
 RECORDS = 10_000

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bronet.data.archive import Digest, download_file, unpack_archive
+from bronet.data.archive import download_file, unpack_archive
 from bronet.errors import BronetError
 from served_files import serving_files
 
 CONTENT = bytes(range(256)) * 5000
 URL = "https://example.org/set.tar.gz"
+WRONG = "0" * 32
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_a_download_arrives_whole_in_a_folder_it_makes(site: tuple[str, Path], t
     address, root = site
     (root / "set.bin").write_bytes(CONTENT)
     destination = tmp_path / "new" / "datasets" / "set.bin"
-    download_file(f"{address}/set.bin", destination, Digest("md5", _md5(CONTENT)))
+    download_file(f"{address}/set.bin", destination, _md5(CONTENT))
     assert destination.read_bytes() == CONTENT
     assert [path.name for path in destination.parent.iterdir()] == ["set.bin"]
 
@@ -45,7 +46,7 @@ def test_a_wrong_checksum_is_named_and_the_old_file_stays(site: tuple[str, Path]
     destination.parent.mkdir()
     destination.write_bytes(b"old")
     with pytest.raises(BronetError, match=f"must have MD5 {_md5(CONTENT)}, got {_md5(CONTENT[:-1])}"):
-        download_file(f"{address}/set.bin", destination, Digest("md5", _md5(CONTENT)))
+        download_file(f"{address}/set.bin", destination, _md5(CONTENT))
     assert destination.read_bytes() == b"old"
     assert [path.name for path in destination.parent.iterdir()] == ["set.bin"]
 
@@ -54,7 +55,7 @@ def test_a_missing_page_is_one_line_that_says_what_to_put_where(site: tuple[str,
     address, _ = site
     destination = tmp_path / "datasets" / "set.bin"
     with pytest.raises(BronetError) as caught:
-        download_file(f"{address}/set.bin", destination, Digest("md5", "0"))
+        download_file(f"{address}/set.bin", destination, WRONG)
     message = str(caught.value)
     assert "\n" not in message
     assert "HTTP status 404" in message
@@ -65,14 +66,14 @@ def test_a_missing_page_is_one_line_that_says_what_to_put_where(site: tuple[str,
 def test_no_connection_is_one_line_that_says_what_to_put_where(tmp_path: Path) -> None:
     # Port 1 is reserved and closed: the connection is refused at once.
     with pytest.raises(BronetError, match=r"cannot download .* refused.*connect to the internet.*put it at"):
-        download_file("http://127.0.0.1:1/set.bin", tmp_path / "set.bin", Digest("md5", "0"))
+        download_file("http://127.0.0.1:1/set.bin", tmp_path / "set.bin", WRONG)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(BronetError, match=r"cannot write to .*file/datasets"):
-        download_file("http://127.0.0.1:1/set.bin", tmp_path / "file" / "datasets" / "set.bin", Digest("md5", "0"))
+        download_file("http://127.0.0.1:1/set.bin", tmp_path / "file" / "datasets" / "set.bin", WRONG)
 
 
 def _archive(path: Path, members: dict[str, bytes]) -> str:

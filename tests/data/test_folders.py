@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from bronet.data import FileSet, ImageSet, load_dataset, load_images, open_images, open_synthetic
-from bronet.data import tiny_imagenet as tiny
+from bronet.data import official as official_sets
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.errors import BronetError
 from bronet.recipe import DataRecipe, dataset_spec
@@ -32,7 +32,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
 
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "IMAGES", {"train": 200, "test": 200})
+    monkeypatch.setattr(official_sets, "TINY_IMAGES", {"train": 200, "test": 200})
 
 
 @pytest.mark.usefixtures("few_images")
@@ -64,7 +64,7 @@ def test_the_zip_of_tiny_imagenet_is_checked_then_unpacked_whole(
         load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
     assert not (tmp_path / "tiny-imagenet-200").exists()
     md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(tiny, "OFFICIAL", replace(tiny.OFFICIAL, md5=md5))
+    monkeypatch.setattr(official_sets, "TINY_IMAGENET", replace(official_sets.TINY_IMAGENET, md5=md5))
     assert len(load_dataset("tiny-imagenet", "test", data_dir=tmp_path)) == 200
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
 
@@ -77,7 +77,7 @@ def test_a_damaged_zip_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
     damaged[60:80] = b"\0" * 20
     archive.write_bytes(bytes(damaged))
     md5 = hashlib.md5(bytes(damaged), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(tiny, "OFFICIAL", replace(tiny.OFFICIAL, md5=md5))
+    monkeypatch.setattr(official_sets, "TINY_IMAGENET", replace(official_sets.TINY_IMAGENET, md5=md5))
     with pytest.raises(BronetError, match=r"cannot unpack .*zip"):
         load_dataset("tiny-imagenet", "test", data_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]

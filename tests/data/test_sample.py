@@ -10,8 +10,8 @@ import torch
 
 from bronet import BronetError
 from bronet.data import data_folder, load_dataset
-from bronet.data.cifar import LAYOUTS
 from bronet.data.embedded import IMAGES_FILE, ROWS_FILE, sample_indices
+from bronet.data.official import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "bronet" / "data"

@@ -205,13 +205,12 @@ def _installation(data_dir: Path | None) -> Facts:
 def _data_sets(data_dir: Path | None) -> Facts:
     """Return where each data set is; the content of its files is not checked."""
     from bronet.data import data_folder
-    from bronet.data.cifar import LAYOUTS
     from bronet.data.load import IMAGENET
-    from bronet.data.tiny_imagenet import OFFICIAL
+    from bronet.data.official import LAYOUTS, TINY_IMAGENET
 
     folder = data_folder(data_dir)
     facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
-    for known in (*LAYOUTS.values(), OFFICIAL):
+    for known in (*LAYOUTS.values(), TINY_IMAGENET):
         facts.append((known.name, str(known.place(folder) or f"not found; see {known.url}")))
     imagenet = folder / IMAGENET
     return [*facts, (IMAGENET, str(imagenet) if imagenet.exists() else "not found; see docs/training.md")]

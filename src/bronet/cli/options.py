@@ -186,8 +186,8 @@ def chosen_split(
     What is printed then says that the numbers are a sample's.
     """
     from bronet.data import data_folder
-    from bronet.data.cifar import LAYOUTS
     from bronet.data.embedded import SAMPLED
+    from bronet.data.official import LAYOUTS
 
     if split is not None or data.name != SAMPLED or data_dir is not None or download:
         return split or "test"

@@ -17,9 +17,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import wrap_file
@@ -27,20 +26,15 @@ from rich.progress import wrap_file
 from bronet.errors import BronetError
 
 CHUNK_BYTES = 1 << 20
+ALGORITHMS = {32: "md5", 64: "sha256"}
+"""The hash whose digest has so many hexadecimal digits."""
 TIMEOUT_SECONDS = 30.0
 PUBLIC_FILE_MODE, PUBLIC_FOLDER_MODE = 0o644, 0o755
 """Temporary files and folders are private, but a data set is for all users of the machine."""
 
 
-class Digest(NamedTuple):
-    """The hash that a file must have."""
-
-    algorithm: Literal["md5", "sha256"]
-    value: str
-
-
-def download_file(url: str, destination: Path, digest: Digest) -> None:
-    """Download `url`, which must have this digest, to `destination`; a failure leaves nothing there."""
+def download_file(url: str, destination: Path, digest: str) -> None:
+    """Download `url`, which must have this MD5 or SHA-256, to `destination`; a failure leaves nothing there."""
     by_hand = f"or download {url} elsewhere and put it at {destination}"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -62,15 +56,16 @@ def download_file(url: str, destination: Path, digest: Digest) -> None:
         part.unlink(missing_ok=True)
 
 
-def check_digest(path: Path, digest: Digest, *, named: str, remedy: str) -> None:
-    """Raise unless the file at `path` has this digest; the error names it as `named` and ends with `remedy`."""
+def check_digest(path: Path, digest: str, *, named: str, remedy: str) -> None:
+    """Raise unless the file at `path` has this MD5 or SHA-256; the error names it as `named` and ends with `remedy`."""
+    algorithm = ALGORITHMS[len(digest)]
     try:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.new(digest.algorithm, usedforsecurity=False)).hexdigest()
+            found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     except OSError as error:
         raise BronetError(f"cannot read {path} ({error.strerror}): {remedy}") from None
-    if found != digest.value:
-        raise BronetError(f"{named} must have {digest.algorithm.upper()} {digest.value}, got {found}: {remedy}")
+    if found != digest:
+        raise BronetError(f"{named} must have {algorithm.upper()} {digest}, got {found}: {remedy}")
 
 
 def _fetch(url: str, file: BinaryIO) -> None:
@@ -91,49 +86,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfficialSet:
-    """A data set as its authors publish it: an archive that holds one folder."""
-
-    name: str
-    home: str
-    archive: str
-    md5: str
-    folder: str
-
-    @property
-    def url(self) -> str:
-        """The address of the archive."""
-        return f"{self.home}/{self.archive}"
-
-    def place(self, data_dir: Path) -> Path | None:
-        """Return the folder or the archive, whichever exists; their content is not checked."""
-        places = (data_dir / self.folder, data_dir / self.archive)
-        return next((place for place in places if place.exists()), None)
-
-    def provide(self, data_dir: Path, *, download: bool) -> Path:
-        """Return the folder, unpacked from its archive if necessary, downloaded if allowed."""
-        folder, archive = data_dir / self.folder, data_dir / self.archive
-        if folder.is_dir():
-            return folder
-        if not archive.is_file():
-            if not download:
-                raise BronetError(
-                    f"{self.name} must be in {data_dir} as the folder {self.folder} or the archive {self.archive}, "
-                    f"found neither: get {self.url}, allow --download, or name another place (--data-dir)"
-                )
-            download_file(self.url, archive, Digest("md5", self.md5))
-        unpack_archive(archive, folder, md5=self.md5, url=self.url)
-        return folder
-
-
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:
     """Make `folder` from the member of that name in the tar or zip file `archive`, whose MD5 is `md5`.
 
     Paths and links to places outside the folder, and special files, are refused (tarfile's "data" filter) or made
     relative to it (zipfile).
     """
-    check_digest(archive, Digest("md5", md5), named=str(archive), remedy=f"delete it and get it again from {url}")
+    check_digest(archive, md5, named=str(archive), remedy=f"delete it and get it again from {url}")
     try:
         with unpacking(folder) as unpacked:
             if zipfile.is_zipfile(archive):

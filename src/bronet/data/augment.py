@@ -10,9 +10,9 @@ ours.
 """
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float32, Int64, Shaped, UInt8
@@ -37,7 +37,8 @@ from bronet.errors import BronetError
 from bronet.recipe.dataset import BYTE_SCALE
 from bronet.recipe.schema import Border, DataRecipe, RandAugmentOps
 
-LARGEST_MAGNITUDE = 30
+OPERATIONS, MAGNITUDE, LARGEST_MAGNITUDE = 2, 9, 30
+"""How many operations an image gets, and how strong they are; the strongest would be 30."""
 LARGEST_SHEAR = 0.3
 LARGEST_TRANSLATION = 150 / 331
 """Relative to the image's side."""
@@ -48,27 +49,13 @@ LARGEST_POSTERIZATION = 4
 """The largest number of bits that are removed."""
 
 
-class Op(IntEnum):
-    """The operations, numbered as they are drawn."""
-
-    IDENTITY = 0
-    SHEAR_X = 1
-    SHEAR_Y = 2
-    TRANSLATE_X = 3
-    TRANSLATE_Y = 4
-    ROTATE = 5
-    BRIGHTNESS = 6
-    COLOR = 7
-    CONTRAST = 8
-    SHARPNESS = 9
-    POSTERIZE = 10
-    SOLARIZE = 11
-    AUTOCONTRAST = 12
-    EQUALIZE = 13
-
-
-FIRST_PHOTOMETRIC = Op.BRIGHTNESS
-"""This and all later operations change levels and colours, and move nothing."""
+Op = IntEnum(
+    "Op",
+    "IDENTITY SHEAR_X SHEAR_Y TRANSLATE_X TRANSLATE_Y ROTATE "
+    "BRIGHTNESS COLOR CONTRAST SHARPNESS POSTERIZE SOLARIZE AUTOCONTRAST EQUALIZE",
+    start=0,
+)
+"""The operations, numbered as they are drawn; those of the second line move nothing."""
 
 
 def augment(
@@ -79,7 +66,7 @@ def augment(
     RandAugment's operations assume the full range of a byte, so images of another scale (the digits: 16) refuse it.
     With a `share`, the images are that part of a larger batch, and the result is the same as within it.
     """
-    share = share or Share.whole(len(images))
+    share = share or Share.of_rank(len(images))
     if data.crop_padding:
         images = random_crop(images, data.crop_padding, generator, border=data.border, share=share)
     if data.flip:
@@ -109,7 +96,7 @@ def random_crop(
 ) -> Shaped[Tensor, "n c h w"]:
     """Return a uniformly placed window, of the image's size, of each image padded on all sides."""
     n, _, height, width = images.shape
-    device, share = images.device, share or Share.whole(n)
+    device, share = images.device, share or Share.of_rank(n)
     drawn = torch.randint(-padding, padding + 1, (2, share.total, 1, 1), generator=generator, device=device)
     shift = share.take(drawn, dim=1)
     row = torch.arange(height, device=device).view(1, height, 1) + shift[0]
@@ -121,13 +108,12 @@ def random_flip(
     images: Shaped[Tensor, "n c h w"], generator: torch.Generator, *, share: Share | None = None
 ) -> Shaped[Tensor, "n c h w"]:
     """Return each image mirrored left to right with probability 1/2."""
-    share = share or Share.whole(len(images))
+    share = share or Share.of_rank(len(images))
     mirrored = torch.randint(0, 2, (share.total, 1, 1, 1), generator=generator, device=images.device)
     return torch.where(share.take(mirrored).bool(), images.flip(-1), images)
 
 
-@dataclass(frozen=True, eq=False)
-class OpTables:
+class OpTables(NamedTuple):
     """The data that does not depend on the images: row 2 op + r is for operation op, reversed if r = 1.
 
     Operations without a direction have the same row twice. Maps and tables that an operation does not need are the
@@ -140,34 +126,31 @@ class OpTables:
 
     def to(self, device: torch.device) -> "OpTables":
         """Return the tables on `device`, without waiting for it."""
-        maps, tables, factors = (t.to(device, non_blocking=True) for t in (self.maps, self.tables, self.factors))
-        return OpTables(maps, tables, factors)
+        return OpTables(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 def rand_augment(
     images: UInt8[Tensor, "n c h w"],
     generator: torch.Generator,
     *,
-    num_ops: int = 2,
-    magnitude: int = 9,
     probability: float = 0.5,
     operations: RandAugmentOps = "all",
     border: Border = "black",
     share: Share | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
-    """Return each image, with `probability`, after `num_ops` operations drawn uniformly with replacement.
+    """Return each image, with `probability`, after two operations drawn uniformly with replacement.
 
-    `magnitude` is a bin in 0 .. 30. Nothing waits for the device, so the cost does not depend on what is drawn.
+    Nothing waits for the device, so the cost does not depend on what is drawn.
     """
     if images.shape[1] not in (1, 3):
         raise BronetError(f"channels of images for RandAugment must be 1 or 3, got {images.shape[1]}")
-    share, device = share or Share.whole(len(images)), images.device
+    share, device = share or Share.of_rank(len(images)), images.device
     n = share.total
-    fixed = op_tables(magnitude, *images.shape[-2:]).to(device)
+    fixed = op_tables(MAGNITUDE, *images.shape[-2:]).to(device)
     chosen = torch.rand(n, generator=generator, device=device) < probability
-    first = int(FIRST_PHOTOMETRIC) if operations == "photometric" else 0
-    ops = torch.randint(first, len(Op), (num_ops, n), generator=generator, device=device)
-    reversals = torch.randint(2, (num_ops, n), generator=generator, device=device)
+    first = int(Op.BRIGHTNESS) if operations == "photometric" else 0
+    ops = torch.randint(first, len(Op), (OPERATIONS, n), generator=generator, device=device)
+    reversals = torch.randint(2, (OPERATIONS, n), generator=generator, device=device)
     for op, reverse in zip(ops.unbind(), reversals.unbind(), strict=True):
         wanted = torch.where(chosen, op, int(Op.IDENTITY))
         images = apply_ops(images, share.take(wanted), share.take(reverse), fixed, border=border)
@@ -190,11 +173,12 @@ def apply_ops(
     values = moved.int()
     grey = grey_levels(values)
     table = fixed.tables[variant].unsqueeze(1)
-    table = torch.where(_where_op_is(op, Op.CONTRAST, 3), contrast_table(grey, factor), table)
-    table = torch.where(_where_op_is(op, Op.AUTOCONTRAST, 3), autocontrast_table(values), table)
-    table = torch.where(_where_op_is(op, Op.EQUALIZE, 3), equalize_table(values), table)
+    kind = op.view(-1, 1, 1)
+    table = torch.where(kind == Op.CONTRAST, contrast_table(grey, factor), table)
+    table = torch.where(kind == Op.AUTOCONTRAST, autocontrast_table(values), table)
+    table = torch.where(kind == Op.EQUALIZE, equalize_table(values), table)
     toned = table.gather(2, values.flatten(2).long()).view_as(moved)
-    is_color, is_sharpness = _where_op_is(op, Op.COLOR, 4), _where_op_is(op, Op.SHARPNESS, 4)
+    is_color, is_sharpness = kind.unsqueeze(3) == Op.COLOR, kind.unsqueeze(3) == Op.SHARPNESS
     dull = torch.where(is_color, grey, smoothed(values))
     return torch.where(is_color | is_sharpness, blend(dull, values, factor.view(-1, 1, 1, 1)), toned)
 
@@ -202,52 +186,36 @@ def apply_ops(
 @lru_cache(maxsize=8)
 def op_tables(magnitude: int, height: int, width: int) -> OpTables:
     """Return, on the CPU, the maps, level tables and factors of all operations at a magnitude in 0 .. 30."""
-    if not 0 <= magnitude <= LARGEST_MAGNITUDE:
-        raise BronetError(f"magnitude of RandAugment must satisfy 0 <= m <= {LARGEST_MAGNITUDE}, got {magnitude}")
     strength = magnitude / LARGEST_MAGNITUDE
     variants = [(op, direction * strength) for op in Op for direction in (1, -1)]
-    return OpTables(
-        maps=torch.tensor([fixed_point(_affine_map(op, s, height, width)) for op, s in variants]),
-        tables=torch.stack([_level_table(op, s) for op, s in variants]),
-        factors=torch.tensor([1 + LARGEST_ENHANCEMENT * s for _, s in variants], dtype=torch.float32),
-    )
+    maps, tables = zip(*(_map_and_table(op, s, height, width) for op, s in variants), strict=True)
+    factors = torch.tensor([1 + LARGEST_ENHANCEMENT * s for _, s in variants], dtype=torch.float32)
+    return OpTables(torch.tensor([fixed_point(map) for map in maps]), torch.stack(tables), factors)
 
 
-def _affine_map(op: Op, strength: float, height: int, width: int) -> Affine:
-    """Return the map of a geometric operation at a strength in -1 .. 1, the identity for all others."""
+def _map_and_table(op: Op, strength: float, height: int, width: int) -> tuple[Affine, UInt8[Tensor, "256"]]:
+    """Return how an operation of a strength in -1 .. 1 moves pixels, and what it makes of each level."""
+    level = torch.arange(LEVELS)
+    affine, table = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), level.to(torch.uint8)
     match op:
         case Op.SHEAR_X:
-            return (1.0, LARGEST_SHEAR * strength, 0.0, 0.0, 1.0, 0.0)
+            affine = (1.0, LARGEST_SHEAR * strength, 0.0, 0.0, 1.0, 0.0)
         case Op.SHEAR_Y:
-            return (1.0, 0.0, 0.0, LARGEST_SHEAR * strength, 1.0, 0.0)
+            affine = (1.0, 0.0, 0.0, LARGEST_SHEAR * strength, 1.0, 0.0)
         case Op.TRANSLATE_X:
-            return (1.0, 0.0, -int(LARGEST_TRANSLATION * width * strength), 0.0, 1.0, 0.0)
+            affine = (1.0, 0.0, -int(LARGEST_TRANSLATION * width * strength), 0.0, 1.0, 0.0)
         case Op.TRANSLATE_Y:
-            return (1.0, 0.0, 0.0, 0.0, 1.0, -int(LARGEST_TRANSLATION * height * strength))
+            affine = (1.0, 0.0, 0.0, 0.0, 1.0, -int(LARGEST_TRANSLATION * height * strength))
         case Op.ROTATE:  # counter-clockwise about the centre; rows count downwards
             cosine, sine = math.cos(LARGEST_ROTATION * strength), math.sin(LARGEST_ROTATION * strength)
             x, y = width / 2, height / 2
-            return (cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
-        case _:
-            return (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-
-
-def _level_table(op: Op, strength: float) -> UInt8[Tensor, "256"]:
-    """Return the table of an operation that needs only the level, the identity for all others."""
-    level = torch.arange(LEVELS)
-    match op:
+            affine = (cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y)
         case Op.BRIGHTNESS:
-            return blend(torch.zeros_like(level), level, torch.tensor(1 + LARGEST_ENHANCEMENT * strength))
+            table = blend(torch.zeros_like(level), level, torch.tensor(1 + LARGEST_ENHANCEMENT * strength))
         case Op.POSTERIZE:
             dropped = round(LARGEST_POSTERIZATION * abs(strength))
-            return (level >> dropped << dropped).to(torch.uint8)
+            table = (level >> dropped << dropped).to(torch.uint8)
         case Op.SOLARIZE:
             inverted = level >= math.ceil(MAX_LEVEL - MAX_LEVEL * abs(strength))
-            return torch.where(inverted, MAX_LEVEL - level, level).to(torch.uint8)
-        case _:
-            return level.to(torch.uint8)
-
-
-def _where_op_is(op: Int64[Tensor, " n"], wanted: Op, ndim: int) -> Tensor:
-    """Return op == wanted, with as many dimensions as the tensors it selects from."""
-    return (op == int(wanted)).view(-1, *[1] * (ndim - 1))
+            table = torch.where(inverted, MAX_LEVEL - level, level).to(torch.uint8)
+    return affine, table

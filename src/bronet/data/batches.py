@@ -11,14 +11,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bronet.data.augment import augment
 from bronet.data.randomness import Share, generator_for
 from bronet.data.stream import ImageStream, PlannedBatch
 from bronet.errors import BronetError
-from bronet.recipe.schema import DataRecipe, Recipe
+from bronet.recipe.schema import Recipe
 
 
 class Batch(NamedTuple):
@@ -53,22 +53,18 @@ class MixedBatches:
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of the steps `start` to `stop` - 1, counted from the beginning of the run."""
         steps = range(start, stop)
-        real = self.real.deliver(self._real_plan(step) for step in steps)
-        augmentation = _remaining(self.data, self.real)
-        if self.synthetic is None:
-            for step, (images, labels) in zip(steps, real, strict=True):
-                yield self._batch(self._augmented(images, "augment", step, augmentation, self.real_share), labels)
-            return
-        synthetic = self.synthetic.deliver(self._synthetic_plan(step, len(self.synthetic)) for step in steps)
-        own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
-        own = _remaining(own, self.synthetic)
-        for step, stored, extra in zip(steps, real, synthetic, strict=True):
-            first = self._augmented(stored.images, "augment", step, augmentation, self.real_share)
-            second = self._augmented(extra.images, "augment synthetic", step, own, self.synthetic_share)
-            yield self._batch(torch.cat((first, second)), torch.cat((stored.labels, extra.labels)))
-
-    def _batch(self, stored: UInt8[Tensor, "b c h w"], labels: Int64[Tensor, " b"]) -> Batch:
-        return Batch(stored.float() / self.scale, labels)
+        parts = [(self.real, self._real_plan, "augment", self.data, self.real_share)]
+        if self.synthetic is not None:
+            own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
+            parts += [(self.synthetic, self._synthetic_plan, "augment synthetic", own, self.synthetic_share)]
+        delivered = [stream.deliver(map(plan, steps)) for stream, plan, *_ in parts]
+        for step, *stored in zip(steps, *delivered, strict=True):
+            images = []
+            for batch, (stream, _, purpose, data, share) in zip(stored, parts, strict=True):
+                left = replace(data, crop_padding=0, flip=False) if stream.cropped else data
+                draw = generator_for(self.seed, purpose, step, device=self.device)
+                images.append(augment(batch.images, draw, left, share=share))
+            yield Batch(torch.cat(images).float() / self.scale, torch.cat([batch.labels for batch in stored]))
 
     def _real_plan(self, step: int) -> PlannedBatch:
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -76,15 +72,11 @@ class MixedBatches:
         first = position * self.real_batch
         return PlannedBatch(epoch, self.real_share.take(order[first : first + self.real_batch]))
 
-    def _synthetic_plan(self, step: int, n: int) -> PlannedBatch:
-        size = self.data.synthetic_batch
+    def _synthetic_plan(self, step: int) -> PlannedBatch:
+        assert self.synthetic is not None
+        size, n = self.data.synthetic_batch, len(self.synthetic)
         index = endless_batch(n, size, seed=self.seed, purpose="synthetic order", step=step)
         return PlannedBatch(step * size // n, self.synthetic_share.take(index))
-
-    def _augmented(
-        self, images: UInt8[Tensor, "b c h w"], purpose: str, step: int, data: DataRecipe, share: Share
-    ) -> UInt8[Tensor, "b c h w"]:
-        return augment(images, generator_for(self.seed, purpose, step, device=self.device), data, share=share)
 
 
 def prepared_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -133,11 +125,6 @@ def pass_order(n: int, seed: int, purpose: str, number: int) -> Int64[Tensor, " 
     passes of each of the two streams are cached.
     """
     return torch.randperm(n, generator=generator_for(seed, purpose, number))
-
-
-def _remaining(data: DataRecipe, stream: ImageStream) -> DataRecipe:
-    """Return the augmentation that remains for images of a stream, which may have cropped and flipped them."""
-    return replace(data, crop_padding=0, flip=False) if stream.cropped else data
 
 
 def _prepared_on(stream: torch.cuda.Stream, batches: Iterator[Batch]) -> Batch | None:

@@ -1,13 +1,13 @@
 """From an encoded image (JPEG, PNG, ...) to bytes of a fixed size: unchanged, or cropped at random or at the centre.
 
 Random resizing and cropping is ImageNet's augmentation (App. B.3; the published range of the shorter side is 224 to
-288). A JPEG is
-decoded by Pillow, at reduced size where resizing would discard the rest anyway.
+288). A JPEG is decoded by Pillow, at reduced size where resizing would discard the rest anyway.
 """
 
 import io
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +49,7 @@ def decode_random(
     source: Path | bytes, spec: DatasetSpec, *, resize: tuple[int, ...], flip: bool, draw: random.Random
 ) -> UInt8[Tensor, "c h w"]:
     """Return the image with its shorter side resized uniformly into the range, cropped and flipped at random."""
-    side = draw.randint(*resize)
-    image = _shorter_side(_opened(source, spec, least=side), side, source)
-    left, top = draw.randint(0, image.width - spec.width), draw.randint(0, image.height - spec.height)
-    image = image.crop((left, top, left + spec.width, top + spec.height))
+    image = _cropped(source, spec, draw.randint(*resize), lambda free: draw.randint(0, free))
     if flip and draw.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return _to_tensor(image)
@@ -61,9 +58,7 @@ def decode_random(
 def decode_centre(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
     """Return the centre of the image, for evaluation."""
     side = round(max(spec.height, spec.width) * CENTRE_MARGIN)
-    image = _shorter_side(_opened(source, spec, least=side), side, source)
-    left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2
-    return _to_tensor(image.crop((left, top, left + spec.width, top + spec.height)))
+    return _to_tensor(_cropped(source, spec, side, lambda free: free // 2))
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -94,15 +89,18 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
         raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
 
 
-def _shorter_side(image: Image.Image, side: int, source: Path | bytes) -> Image.Image:
-    scale = side / min(image.size)
-    size = (max(side, round(image.width * scale)), max(side, round(image.height * scale)))
+def _cropped(source: Path | bytes, spec: DatasetSpec, side: int, place: Callable[[int], int]) -> Image.Image:
+    """Return the image, its shorter side resized, cropped from where `place` says of the pixels that are left over."""
+    image = _opened(source, spec, least=side)
     if max(image.size) > LARGEST_ASPECT_RATIO * min(image.size):
         raise BronetError(
             f"one side of image {_name(source)} must be at most {LARGEST_ASPECT_RATIO} times the other, "
             f"got {image.size}"
         )
-    return image.resize(size, Image.Resampling.BILINEAR)
+    width, height = (max(side, round(size * (side / min(image.size)))) for size in image.size)
+    left, top = place(width - spec.width), place(height - spec.height)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return image.crop((left, top, left + spec.width, top + spec.height))
 
 
 def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c h w"]:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bronet.data.cifar import LAYOUTS
 from bronet.data.image_set import ImageSet, stratified_split
+from bronet.data.official import LAYOUTS
 from bronet.errors import BronetError
 from bronet.recipe.dataset import dataset_spec
 

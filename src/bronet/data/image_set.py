@@ -40,18 +40,16 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        if images.ndim != 4 or images.dtype != torch.uint8:
-            raise BronetError(
-                f"images of {self.name} must be uint8 of shape (n, c, h, w), "
-                f"got {images.dtype} of shape {tuple(images.shape)}"
-            )
+        wanted = f"int64 of shape ({len(images)},)"
+        for what, tensor, expected, fits in (
+            ("images", images, "uint8 of shape (n, c, h, w)", images.ndim == 4 and images.dtype == torch.uint8),
+            ("labels", labels, wanted, labels.shape == images.shape[:1] and labels.dtype == torch.int64),
+        ):
+            if not fits:
+                got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                raise BronetError(f"{what} of {self.name} must be {expected}, got {got}")
         if images.numel() == 0:
             raise BronetError(f"images of {self.name} must not be empty, got shape {tuple(images.shape)}")
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise BronetError(
-                f"labels of {self.name} must be int64 of shape ({len(images)},), "
-                f"got {labels.dtype} of shape {tuple(labels.shape)}"
-            )
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
             wrong = low if low < 0 else high
@@ -127,22 +125,14 @@ def stratified_split(
     members: dict[int, list[int]] = {}
     for position, label in enumerate(labels.tolist()):
         members.setdefault(label, []).append(position)
-    held: list[int] = []
-    for label, share in _shares({label: len(m) for label, m in members.items()}, held_out).items():
-        held += sorted(members[label], key=lambda position: stable_hash(seed, "split", position))[:share]
-    left_out = set(held)
-    kept = [position for position in range(n) if position not in left_out]
-    return torch.tensor(kept, dtype=torch.int64), torch.tensor(sorted(held), dtype=torch.int64)
-
-
-def _shares(counts: dict[int, int], total: int) -> dict[int, int]:
-    """Divide `total` in proportion to `counts`: rounded down, with the rest given to the largest remainders."""
-    n = sum(counts.values())
-    shares = {label: count * total // n for label, count in counts.items()}
-    by_remainder = sorted(counts, key=lambda label: (-(counts[label] * total % n), label))
-    for label in by_remainder[: total - sum(shares.values())]:
+    shares = {label: len(own) * held_out // n for label, own in members.items()}
+    by_remainder = sorted(members, key=lambda label: (-(len(members[label]) * held_out % n), label))
+    for label in by_remainder[: held_out - sum(shares.values())]:
         shares[label] += 1
-    return shares
+    held = torch.zeros(n, dtype=torch.bool)
+    for label, share in shares.items():
+        held[sorted(members[label], key=lambda position: stable_hash(seed, "split", position))[:share]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
 def class_names_below(root: Path) -> tuple[str, ...]:

@@ -5,18 +5,17 @@ folders of class folders or as parquet files. Nothing is downloaded unless that 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from bronet.data.cifar import LAYOUTS, load_cifar, provide_cifar
 from bronet.data.embedded import load_digits, load_sample
 from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below
 from bronet.data.npz import load_npz
+from bronet.data.official import LAYOUTS, TINY_IMAGENET, load_cifar, provide_cifar, tiny_imagenet
 from bronet.data.parquet import load_parquet, parquet_files
-from bronet.data.tiny_imagenet import NAME as TINY_IMAGENET
-from bronet.data.tiny_imagenet import tiny_imagenet
 from bronet.errors import BronetError
 from bronet.recipe.dataset import SPLITS
 from bronet.recipe.schema import DataRecipe
@@ -74,35 +73,36 @@ def open_images(
     classes: Sequence[str] = (),
 ) -> ImageSet | FileSet:
     """Return a split in memory, or as files where images must be resized first (ImageNet)."""
-    if split not in SPLITS:
-        raise BronetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if split == "sample":
-        return load_sample(data.name)
-    if data.name == DIGITS:
-        return load_digits(split)
-    folder = data_folder(data_dir)
-    if data.name in LAYOUTS:
-        return load_cifar(data.name, split, folder, download=download)
-    if data.name == TINY_IMAGENET:
-        return tiny_imagenet(split, folder, download=download).decoded(data.spec(), resized=False)
-    found = _own_files(data, split, folder / data.name, tuple(classes))
-    if isinstance(found, list):
-        return load_parquet(found, data.name, data.spec(), resized=bool(data.resize))
-    return found if data.resize or data.name == IMAGENET else found.decoded(data.spec(), resized=False)
+    return _reader(data, split, data_folder(data_dir), download=download, classes=tuple(classes))()
 
 
 def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> None:
-    """Raise unless a "train" or "test" split exists, after unpacking it, or downloading it if that is allowed.
+    """Raise unless a split exists, after unpacking it, or downloading it if that is allowed.
 
     No image is read, so damage inside a file is found only when it is loaded.
     """
-    folder = data_folder(data_dir)
+    _reader(data, split, data_folder(data_dir), download=download, classes=())
+
+
+def _reader(
+    data: DataRecipe, split: str, folder: Path, *, download: bool, classes: tuple[str, ...]
+) -> Callable[[], ImageSet | FileSet]:
+    """Return the function that reads a split, after making sure that its files are there."""
+    if split not in SPLITS:
+        raise BronetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if split == "sample":
+        return partial(load_sample, data.name)
+    if data.name == DIGITS:
+        return partial(load_digits, split)
     if data.name in LAYOUTS:
-        provide_cifar(data.name, split, folder, download=download)
-    elif data.name == TINY_IMAGENET:
-        tiny_imagenet(split, folder, download=download)
-    elif data.name != DIGITS:
-        _own_files(data, split, folder / data.name, ())
+        return partial(load_cifar, data.name, split, provide_cifar(data.name, split, folder, download=download))
+    spec, resized = data.spec(), bool(data.resize)
+    if data.name == TINY_IMAGENET.name:
+        return partial(tiny_imagenet(split, folder, download=download).decoded, spec, resized=False)
+    found = _own_files(data, split, folder / data.name, classes)
+    if isinstance(found, list):
+        return partial(load_parquet, found, data.name, spec, resized=resized)
+    return (lambda: found) if resized or data.name == IMAGENET else partial(found.decoded, spec, resized=False)
 
 
 def open_synthetic(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,15 +28,6 @@ ROWS_AT_ONCE = 256
 CLASS_DIGITS = 4
 
 
-class EncodedImage(NamedTuple):
-    """One row: the encoded image and its label."""
-
-    content: bytes
-    label: int
-    place: str
-    """File and row, for messages."""
-
-
 def parquet_files(root: Path, split: str) -> list[Path]:
     """Return the parquet files of a split: those whose name begins with it, in `root` or in `root`/data."""
     return sorted(path for folder in (root, root / "data") for path in folder.glob(f"{split}*.parquet"))
@@ -47,12 +38,12 @@ def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bo
     decode = decode_centre if resized else decode_whole
     images: list[Tensor] = []
     labels: list[int] = []
-    for row in encoded_images(files):
+    for content, label, place in encoded_images(files):
         try:
-            images.append(decode(row.content, spec))
+            images.append(decode(content, spec))
         except BronetError as error:
-            raise BronetError(f"{row.place}: {error}") from None
-        labels.append(row.label)
+            raise BronetError(f"{place}: {error}") from None
+        labels.append(label)
     if not images:
         raise BronetError(f"parquet files of {name} must hold images, got none in {len(files)} files")
     classes = class_names(files[0]) or tuple(str(number) for number in range(spec.classes))
@@ -61,16 +52,29 @@ def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bo
     return ImageSet(name, torch.stack(images), torch.tensor(labels, dtype=torch.int64), classes, spec.scale)
 
 
-def encoded_images(files: list[Path]) -> Iterator[EncodedImage]:
-    """Yield the rows of the files in order, a few hundred in memory at a time."""
+def encoded_images(files: list[Path]) -> Iterator[tuple[bytes, int, str]]:
+    """Yield encoded image, label, and the place to name in messages, in order, a few hundred in memory at a time.
+
+    Damage may be found only when its part of a file is read.
+    """
     for path in files:
-        for number, (content, label) in enumerate(_rows(path), start=1):
-            inner = content.get("bytes") if isinstance(content, dict) else content
-            if not isinstance(inner, bytes):
-                raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
-            if not isinstance(label, int) or label < 0:
-                raise BronetError(f"labels in {path} must be whole numbers from 0, got {label!r}")
-            yield EncodedImage(inner, label, f"{path}, row {number}")
+        table, row = _opened(path), 0
+        names = table.schema_arrow.names
+        columns = [next((name for name in known if name in names), "") for known in (IMAGE_COLUMNS, LABEL_COLUMNS)]
+        if not all(columns):
+            raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
+        batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
+        while rows := _next_rows(batches, columns, path):
+            for content, label in rows:
+                row += 1
+                inner = content.get("bytes") if isinstance(content, dict) else content
+                if not isinstance(inner, bytes):
+                    raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
+                if not isinstance(label, int) or label < 0:
+                    raise BronetError(f"labels in {path} must be whole numbers from 0, got {label!r}")
+                yield inner, label, f"{path}, row {row}"
+        if row != table.metadata.num_rows:
+            raise BronetError(f"{path} must hold the {table.metadata.num_rows} rows it names, got {row}; get it again")
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -95,11 +99,11 @@ def unpack_parquet(files: list[Path], folder: Path) -> int:
     count = 0
     try:
         with unpacking(folder) as unpacked:
-            for count, row in enumerate(encoded_images(files), start=1):
-                place = unpacked / f"{row.label:0{CLASS_DIGITS}d}"
+            for count, (content, label, _) in enumerate(encoded_images(files), start=1):
+                place = unpacked / f"{label:0{CLASS_DIGITS}d}"
                 place.mkdir(parents=True, exist_ok=True)
-                suffix = "png" if row.content.startswith(b"\x89PNG") else "jpeg"
-                (place / f"{count:08d}.{suffix}").write_bytes(row.content)
+                suffix = "png" if content.startswith(b"\x89PNG") else "jpeg"
+                (place / f"{count:08d}.{suffix}").write_bytes(content)
             if not count:
                 raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
     except OSError as error:
@@ -116,20 +120,11 @@ def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
         return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)  # where it has checksums
 
 
-def _rows(path: Path) -> Iterator[tuple[object, object]]:
-    """Yield images and labels row by row; damage may be found only when its part of the file is read."""
-    table = _opened(path)
-    names = table.schema_arrow.names
-    columns = [next((name for name in known if name in names), "") for known in (IMAGE_COLUMNS, LABEL_COLUMNS)]
-    if not all(columns):
-        raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
-    count = 0
+def _next_rows(batches: Any, columns: list[str], path: Path) -> list[tuple[object, object]]:
+    """Return images and labels of the next rows, none at the end."""
     with _damage_named(path):
-        for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
-            count += len(batch)
-            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-    if count != table.metadata.num_rows:
-        raise BronetError(f"{path} must hold the {table.metadata.num_rows} rows it names, got {count}; get it again")
+        batch = next(batches, None)
+        return [] if batch is None else list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
 
 
 @contextmanager

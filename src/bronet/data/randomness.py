@@ -30,12 +30,7 @@ class Share:
     total: int
 
     @classmethod
-    def whole(cls, total: int) -> "Share":
-        """Return the share of a process that works alone."""
-        return cls(0, total, total)
-
-    @classmethod
-    def of_rank(cls, total: int, *, rank: int, world: int) -> "Share":
+    def of_rank(cls, total: int, *, rank: int = 0, world: int = 1) -> "Share":
         """Return the share of process `rank` of `world`; they must divide the batch evenly."""
         if total % world:
             raise BronetError(

@@ -6,9 +6,9 @@ workers.
 
 import random
 import signal
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -39,65 +39,74 @@ class StoredBatch(NamedTuple):
     labels: Int64[Tensor, " b"]
 
 
-class ImageStream(ABC):
-    """Images that arrive in the order of a plan."""
+@dataclass(frozen=True)
+class ResidentStream:
+    """Images on the training device, as one tensor; cropping and flipping them is left to the caller."""
 
-    cropped: bool
-    """Whether random cropping and flipping has already been done."""
-    classes: tuple[str, ...]
-    """Names of the classes, in the order of their labels."""
+    images: ImageSet
+    cropped: ClassVar[bool] = False
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    @abstractmethod
-    def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
-        """Yield the batches of the plan in order."""
-
-
-class ResidentStream(ImageStream):
-    """Images on the training device, as one tensor."""
-
-    cropped = False
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images, self.classes = images, images.classes
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their labels."""
+        return self.images.classes
 
     def __len__(self) -> int:
         return len(self.images)
 
     def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
+        """Yield the batches of the plan in order."""
         for planned in plan:
             index = planned.chosen.to(self.images.images.device, non_blocking=True)
             yield StoredBatch(self.images.images[index], self.images.labels[index])
 
 
-class DecodedStream(ImageStream):
-    """Files that `workers` processes (0: this one) decode, resize, crop and flip."""
+@dataclass(frozen=True)
+class DecodedStream(Dataset[tuple[Tensor, int] | BronetError]):
+    """Files that `workers` processes (0: this one) decode, resize, crop and flip.
 
-    def __init__(
-        self,
-        files: FileSet,
-        spec: DatasetSpec,
-        *,
-        resize: tuple[int, ...],
-        flip: bool,
-        seed: int,
-        workers: int,
-        device: torch.device,
-    ) -> None:
-        self.cropped, self.classes = bool(resize), files.classes
-        self.dataset = _Decoding(files, spec, resize, flip, seed)
-        self.workers, self.device = workers, device
+    Workers get it as a data set with the keys (epoch, index). An error is returned, because a raised one would arrive
+    with the worker's traceback in its message.
+    """
+
+    files: FileSet
+    spec: DatasetSpec
+    _: KW_ONLY
+    resize: tuple[int, ...]
+    flip: bool
+    seed: int
+    workers: int
+    device: torch.device
+
+    @property
+    def cropped(self) -> bool:
+        """Whether random cropping and flipping has already been done."""
+        return bool(self.resize)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their labels."""
+        return self.files.classes
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.files)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | BronetError:
+        epoch, index = key
+        path, label = self.files.path(index), int(self.files.labels[index])
+        try:
+            if not self.resize:
+                return decode_whole(path, self.spec), label
+            draw = random.Random(stable_hash(self.seed, "decode", epoch, index))  # not of the worker
+            return decode_random(path, self.spec, resize=self.resize, flip=self.flip, draw=draw), label
+        except BronetError as error:
+            return error
 
     def deliver(self, plan: Iterable[PlannedBatch]) -> Iterator[StoredBatch]:
+        """Yield the batches of the plan in order."""
         keys = ([(planned.epoch, index) for index in planned.chosen.tolist()] for planned in plan)
         loader: DataLoader[tuple[Tensor, int] | BronetError] = DataLoader(
-            self.dataset,
+            self,
             collate_fn=_stacked,
             batch_sampler=keys,  # type: ignore[arg-type]  # they are pairs, not numbers
             num_workers=self.workers,
@@ -114,28 +123,7 @@ class DecodedStream(ImageStream):
             yield StoredBatch(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
 
 
-class _Decoding(Dataset[tuple[Tensor, int] | BronetError]):
-    """The work of a worker: decoding the image of a key (epoch, index).
-
-    An error is returned, because a raised one would arrive with the worker's traceback in its message.
-    """
-
-    def __init__(self, files: FileSet, spec: DatasetSpec, resize: tuple[int, ...], flip: bool, seed: int) -> None:
-        self.files, self.spec, self.resize, self.flip, self.seed = files, spec, resize, flip, seed
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | BronetError:
-        epoch, index = key
-        path, label = self.files.path(index), int(self.files.labels[index])
-        try:
-            if not self.resize:
-                return decode_whole(path, self.spec), label
-            draw = random.Random(stable_hash(self.seed, "decode", epoch, index))  # not of the worker
-            return decode_random(path, self.spec, resize=self.resize, flip=self.flip, draw=draw), label
-        except BronetError as error:
-            return error
+ImageStream = ResidentStream | DecodedStream
 
 
 def _stacked(images: list[tuple[Tensor, int] | BronetError]) -> list[Tensor] | BronetError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bronet.data.cifar import LAYOUTS
+from bronet.data.official import LAYOUTS
 from bronet.errors import BronetError
 from bronet.files import Json, read_object
 from bronet.models import CertifiableModel

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from bronet.data.archive import Digest, check_digest, download_file
+from bronet.data.archive import check_digest, download_file
 from bronet.errors import BronetError
 from bronet.files import read_object
 from bronet.records import Place, read_record
@@ -31,11 +31,6 @@ class PublishedFile:
     name: str
     bytes: int
     sha256: str
-
-    @property
-    def digest(self) -> Digest:
-        """What its content must be."""
-        return Digest("sha256", self.sha256)
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
         for file in network.files:
             if file.name == CONFIG:
                 remedy = f"delete {found} and get {network.name} again"
-                check_digest(found / CONFIG, file.digest, named=str(found / CONFIG), remedy=remedy)
+                check_digest(found / CONFIG, file.sha256, named=str(found / CONFIG), remedy=remedy)
         return found
     folder = homes[-1] / network.name
     if not network.url:
@@ -149,7 +144,7 @@ def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
         )
     try:
         for file in network.files:  # the configuration comes last: a folder that has one is complete
-            download_file(f"{network.url.rstrip('/')}/{file.name}", folder / file.name, file.digest)
+            download_file(f"{network.url.rstrip('/')}/{file.name}", folder / file.name, file.sha256)
     except BronetError as error:
         raise BronetError(f"{network.name} is not in {_listed(homes)}; {error}") from None
     return folder
