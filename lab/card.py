@@ -2,8 +2,7 @@
 
 from bronet.pretrained.network import PretrainedConfig
 from bronet.report.evidence import Evidence
-from bronet.report.table import number_text, percent
-from bronet.wording import bound_text
+from bronet.wording import bound_text, number_text, percent
 
 DATA_LICENCES = {
     "digits": "Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, UCI Machine Learning Repository), "

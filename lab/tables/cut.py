@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bronet.report.table import ABSENT, joined
+from bronet.report.table import joined
+from bronet.wording import ABSENT
 from lab.tables.cells import aligned, differences
 from lab.tables.paper import NOT_RUN, TITLES, row_label
 from lab.tables.published import PaperRow, paper_rows

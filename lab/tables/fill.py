@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.report.table import ABSENT, joined, markdown_table, table_cells
+from bronet.report.table import joined, markdown_table, table_cells
+from bronet.wording import ABSENT
 from lab.tables.cells import aligned
 from lab.tables.cut import cut_tables
 from lab.tables.paper import all_tables, paper_table, reproduced

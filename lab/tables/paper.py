@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
-from bronet.report.table import ABSENT
 from bronet.run.attack_rows import AttackFacts
+from bronet.wording import ABSENT
 from lab.tables.cells import aligned
 from lab.tables.published import PaperRow, PublishedRun, paper_rows, paper_tables, runs_of
 

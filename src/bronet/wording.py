@@ -12,6 +12,7 @@ NEARLY_ONE = 1e-6
 LONG = 10**BOUND_DIGITS
 """A bound from here on is shown with an exponent."""
 MINUTE = 60
+ABSENT = "–"
 _SHORT_WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
 
@@ -41,6 +42,16 @@ def bound_text(value: float) -> str:
         return f"1 + {Context(prec=EXCESS_DIGITS, rounding=ROUND_CEILING).plus(excess):.1e}"
     shown = Context(prec=BOUND_DIGITS, rounding=ROUND_CEILING).plus(Decimal(value)).normalize()
     return f"{shown:f}" if shown < LONG else f"{shown:e}"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def number_text(value: float) -> str:
+    """Return a measured number with four decimals, or a dash where it does not exist."""
+    return ABSENT if math.isnan(value) else f"{value:.4f}"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bronet.data.batches import endless_batch, pass_order, steps_per_epoch
-from bronet.data.randomness import Share, generator_for, stable_hash
+from bronet.data.image_set import stable_hash
+from bronet.data.randomness import Share, generator_for
 from bronet.errors import BronetError
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bronet.data import DecodedStream, FileSet, ImageSet, MixedBatches, ResidentStream, open_images
 from bronet.data.decode import decode_random
-from bronet.data.randomness import stable_hash
+from bronet.data.image_set import stable_hash
 from bronet.data.stream import PlannedBatch
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override

@@ -55,8 +55,8 @@ def attack(
     from bronet.attack.run import attack_run
     from bronet.cli.console import counting, facts_table, note_of_few, open_console, say
     from bronet.data import load_images
-    from bronet.report.table import percent
     from bronet.run.attack_rows import AttackPlan
+    from bronet.wording import percent
 
     console = open_console()
     with opened_runs(run) as (folder,):

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from bronet.cli.options import Split
 from bronet.report.evidence import Evidence
-from bronet.report.table import number_text, percent, terminal_table
+from bronet.report.table import terminal_table
 from bronet.run.shares import Share
-from bronet.wording import bound_text
+from bronet.wording import bound_text, number_text, percent
 
 PIPE_WIDTH = 200
 """Columns where the output is no terminal: wide enough that no number is cut."""

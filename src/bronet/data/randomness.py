@@ -4,18 +4,14 @@ A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed ru
 uninterrupted one, with no random state to save. Another version of torch or kind of device may draw different bits.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from bronet.data.image_set import stable_hash
 from bronet.errors import BronetError
-
-SEED_BYTES = 8
-LARGEST_SEED = 2**63 - 1
-"""`manual_seed` takes signed 64-bit integers."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +39,6 @@ class Share:
     def take(self, draws: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
         """Return this share of draws for the whole batch, which lies along `dim`."""
         return draws.narrow(dim, self.start, self.stop - self.start)
-
-
-def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
-    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
-    message = repr((int(seed), purpose, *map(int, numbers))).encode()
-    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED
 
 
 def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from bronet.data.decode import decode_random, decode_whole
-from bronet.data.image_set import FileSet, ImageSet
-from bronet.data.randomness import stable_hash
+from bronet.data.image_set import FileSet, ImageSet, stable_hash
 from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 

@@ -111,13 +111,13 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
             op.name,
             op.kind,
             op.proved.output_shape,
-            op.proved.lipschitz if op.known else None,
+            op.proved.lipschitz if op.proved.known else None,
             op.proved.remark or "proved",
             op.place,
         )
         for op in graph.operations
     )
-    unknown = next((op for op in graph.operations if not op.known), None)
+    unknown = next((op for op in graph.operations if not op.proved.known), None)
     if unknown is not None:
         explanation = f"no bound is known for {unknown}: {unknown.proved.remark}"
         return Checked(layers, None, Verdict.UNBOUNDED, explanation)

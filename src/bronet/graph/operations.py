@@ -62,11 +62,6 @@ class Operation:
     kind: str = "function"
     place: str = ""
 
-    @property
-    def known(self) -> bool:
-        """Whether a bound is known."""
-        return self.proved.lipschitz != UNKNOWN
-
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.kind != "function" else ""
         return f"{self.name}{kind}" + (f" at {self.place}" if self.place else "")

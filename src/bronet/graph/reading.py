@@ -117,7 +117,7 @@ class _Reading(Walk):
         number = {value: position for position, value in enumerate(sorted(needed))}
         found = (self.operations[value - 1] for value in sorted(needed - {0}))
         kept = [replace(operation, inputs=tuple(number[i] for i in operation.inputs)) for operation in found]
-        if all(operation.known for operation in kept):
+        if all(operation.proved.known for operation in kept):
             self._compare(result.sample)
         selected = {number[value]: entries for value, entries in self.selected.items() if value in needed}
         return Graph(tuple(kept), selected, self.images.device)

@@ -29,9 +29,8 @@ from bronet.layers.base import (
 )
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.layers.residual_kernel import IdentityResidual, residual_of, with_residual
-from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
-from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
+from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.rounding import UNDERFLOW, gamma, up

@@ -1,4 +1,4 @@
-"""Maps from a free matrix, real or complex, to a (semi-)orthogonal one: Cayley, Cholesky, LOT and Bjorck.
+"""Maps from a free matrix, real or complex, to a (semi-)orthogonal one: Cayley, LOT and Bjorck.
 
 With Bjorck's, orthogonal kernels by block convolution (BCOP: Li et al. 2019, after Xiao et al. 2018). A k x k kernel is
 an orthogonal matrix convolved with k - 1 kernels of 2 x 2 taps, each made of two projections P, Q:
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
-from bronet.ortho.spd import CHOLESKY_RIDGE, ridge_slope, scale_of, with_ridge
+from bronet.ortho.spd import scale_of
 
 # Newton steps of the published LOT layer, and Bjorck's of the published BCOP layer.
 LOT_STEPS = 10
@@ -42,52 +42,6 @@ def cayley(P: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:
     # (I - A)(I + A)^-1 = 2 (I + A)^-1 - I, so one inverse serves both parts.
     inverse = torch.linalg.inv_ex(eye + A).inverse
     return torch.cat((2 * inverse - eye, -2 * V @ inverse), dim=-2)
-
-
-class _CholeskyMap(torch.autograd.Function):
-    """V (m <= n) -> L^-1 V with the backward pass of `cholesky_orthogonal`'s docstring."""
-
-    @staticmethod
-    def forward(ctx, V: Tensor, ridge: float) -> Tensor:  # type: ignore[no-untyped-def, override]
-        scale = scale_of(V)
-        V = V / scale
-        L = torch.linalg.cholesky_ex(with_ridge(V @ V.mH, ridge)).L
-        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
-        inverse = torch.linalg.solve_triangular(L, eye, upper=False)
-        W = inverse @ V
-        ctx.save_for_backward(V, W, inverse, scale)
-        ctx.ridge = ridge
-        return W
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
-        V, W, inverse, scale = ctx.saved_tensors
-        G = grads[0]
-        K = G @ W.mH
-        below = K.tril(-1)
-        B = below + below.mH + torch.diag_embed(K.diagonal(dim1=-2, dim2=-1).real)
-        gV = inverse.mH @ (G - B @ W)
-        # The ridge follows the mean diagonal of V V*; its gradient is -tr(L^-* B L^-1) / 2 times twice V's share.
-        slope = ridge_slope(ctx.ridge, W.shape[-2], W.real.dtype)
-        if slope > torch.finfo(W.dtype).eps:  # below that it is lost in rounding
-            gV = gV - slope * (inverse.conj() * (B @ inverse)).real.sum((-2, -1), keepdim=True) * V
-        return gV / scale, None
-
-
-def cholesky_orthogonal(
-    V: Inexact[Tensor, "*batch m n"], *, ridge: float = CHOLESKY_RIDGE
-) -> Inexact[Tensor, "*batch m n"]:
-    """Return L^-1 V with L L* = V V* + e I: a Gram-Schmidt of V's rows, or of its columns where it has more rows.
-
-    W W* = I up to the ridge, which only shrinks: the singular values s / sqrt(s^2 + e) stay below one. Differentiable
-    once. Triangular solves with many right-hand sides are slow on GPUs, so the small factor is inverted and multiplied.
-    With B = sym(tril(G W*)), the lower triangle of G W* mirrored (its diagonal real), the gradient of V for a gradient
-    G of W is L^-* (G - B W), up to the ridge's own small share.
-    """
-    if V.shape[-2] > V.shape[-1]:
-        return cholesky_orthogonal(V.mH, ridge=ridge).mH
-    W: Tensor = _CholeskyMap.apply(V, ridge)
-    return W
 
 
 def lot_orthogonal(V: Inexact[Tensor, "*batch m n"], *, steps: int = LOT_STEPS) -> Inexact[Tensor, "*batch m n"]:

@@ -16,6 +16,7 @@ is guaranteed for what a function holds in its closure, its defaults, its bound 
 reaches through names of its own file is not looked at; such names should be functions and constants.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -54,6 +55,11 @@ class ProvedMap:
     remark: str = ""
     gaps: Float[Tensor, "k k"] | None = None
     join: Join = Join.SUM
+
+    @property
+    def known(self) -> bool:
+        """Whether a bound is known."""
+        return self.lipschitz < math.inf
 
     def __post_init__(self) -> None:
         for name, value in (("lipschitz", self.lipschitz), ("gain", self.gain), ("offset", self.offset)):

@@ -91,7 +91,7 @@ class DataRecipe:
         if self.name in DATASETS or not any(own):
             if any(own):
                 raise BronetError(f"shape and classes of the known data set {self.name} are fixed; leave them out")
-            return dataset_spec(self.name)
+            return DATASETS.get(self.name) or dataset_spec(self.name)
         return DatasetSpec(self.name, *own)
 
 

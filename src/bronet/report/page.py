@@ -12,8 +12,8 @@ from importlib.resources import files
 from string import Template
 
 from bronet.report.evidence import Evidence
-from bronet.report.table import ABSENT, DISTRIBUTION, joined, markdown_table, number_text, percent, table_cells
-from bronet.wording import bound_text
+from bronet.report.table import DISTRIBUTION, joined, markdown_table, table_cells
+from bronet.wording import ABSENT, bound_text, number_text, percent
 
 IDEA = (
     "When the pixels move by a distance r, the gap between two outputs of this network moves by at most r times a "

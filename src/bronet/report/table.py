@@ -17,9 +17,8 @@ from bronet.files import Json
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 from bronet.report.evidence import Evidence
-from bronet.wording import bound_text
+from bronet.wording import ABSENT, bound_text, number_text, percent
 
-ABSENT = "–"
 DISTRIBUTION = ("median radius", "variance", "skewness")
 CSV_HEADER = (
     *("run", "images", "clean_accuracy", "eps", "certified_accuracy"),
@@ -97,16 +96,6 @@ def json_summary(run: Evidence) -> str:
         "record": run.record,
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage with one decimal."""
-    return f"{100 * share:.1f} %"
-
-
-def number_text(value: float) -> str:
-    """Return a measured number with four decimals, or a dash where it does not exist."""
-    return ABSENT if math.isnan(value) else f"{value:.4f}"
 
 
 def table_cells(runs: Sequence[Evidence]) -> list[list[str]]:

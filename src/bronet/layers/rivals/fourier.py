@@ -21,9 +21,9 @@ from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options
 from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import Windows
-from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
+from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
-from bronet.ortho.spd import CHOLESKY_RIDGE
+from bronet.ortho.spd import CHOLESKY_RIDGE, cholesky_orthogonal
 from bronet.ortho.spectrum import centred_spectrum, real_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear, norm_of_products
 from bronet.proof.reflector import FourierFrame
