@@ -17,11 +17,12 @@ from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.pretrained import find_network, unpack
 from bronet.recipe import named_recipe
+from bronet.report.figures import step_curve
 from bronet.run.certificate import read_certificate_rows
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from bronet.web import answers
-from bronet.web.app import build_page
+from bronet.web.app import page_text
 from bronet.web.guard import MAX_BYTES
 from bronet.web.served import read_cards, read_ordinary
 from bronet.web.server import PLACES, Question
@@ -152,7 +153,7 @@ def test_a_server_for_others_answers_to_any_name(runs: list[Path]) -> None:
 def test_the_page_is_whole_and_nothing_else_may_run_in_it(site: Site) -> None:
     answer = site.ask("/")
     text = answer.content.decode()
-    assert text == build_page().text
+    assert text == page_text()
     assert "<style></style>" not in text
     assert "<script></script>" not in text
     assert not any(word in text for word in ("https:", '<link rel="stylesheet', ' src="', "@import"))
@@ -327,10 +328,10 @@ def test_an_ordinary_network_of_equal_accuracy_falls_where_the_certified_one_can
 
 
 def test_the_ordinary_network_is_the_one_that_its_file_describes() -> None:
-    rival, images = read_ordinary(), load_images(named_recipe("digits/quickstart").data, "test")
-    right = rival.network(images.pixels(torch.arange(len(images)), dtype=torch.float64)).argmax(dim=1) == images.labels
-    assert torch.equal(right, rival.found > 0)
-    assert rival.curve().accuracy[0] == rival.accuracy == pytest.approx(0.986, abs=1e-12)
+    (network, found), images = read_ordinary(), load_images(named_recipe("digits/quickstart").data, "test")
+    right = network(images.pixels(torch.arange(len(images)), dtype=torch.float64)).argmax(dim=1) == images.labels
+    assert torch.equal(right, found > 0)
+    assert step_curve(found, len(found)).accuracy[0] == float(right.double().mean()) == pytest.approx(0.986, abs=1e-12)
 
 
 def test_other_images_have_no_ordinary_network_beside_them(site: Site) -> None:

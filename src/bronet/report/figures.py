@@ -17,6 +17,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import ArrayLike
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
@@ -64,10 +65,14 @@ def certified_curve(rows: Sequence[Row]) -> Curve:
     """Return certified accuracy as a function of the radius, from radius 0 on."""
     if not rows:
         raise BronetError("rows must hold at least one image, got none; certify first")
-    radii = np.array([row.radius for row in rows if row.correct], dtype=np.float64)
-    corners = np.unique(np.append(radii[np.isfinite(radii)], 0.0))
-    beyond = radii.size - np.searchsorted(np.sort(radii), corners, side="right")
-    return Curve(corners, beyond / len(rows))
+    return step_curve([row.radius for row in rows if row.correct], len(rows))
+
+
+def step_curve(distances: ArrayLike, images: int) -> Curve:
+    """Return the share of so many images whose distance is larger than a radius; those not given have none."""
+    found = np.sort(np.asarray(distances, dtype=np.float64))
+    corners = np.unique(np.append(found[np.isfinite(found)], 0.0))
+    return Curve(corners, (found.size - np.searchsorted(found, corners, side="right")) / images)
 
 
 def draw_curve(

@@ -15,7 +15,7 @@ from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.layers import frozen
 from bronet.records import as_plain
-from bronet.report.figures import Curve, certified_curve
+from bronet.report.figures import Curve, certified_curve, step_curve
 from bronet.report.table import finite_or_none
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Comparison, Served
@@ -54,24 +54,25 @@ def network_answer(served: Served) -> Json:
         "remark": served.remark,
         "labels": [] if samples is None else samples.labels.tolist(),
         "sheet": None if samples is None else sheet(samples.images.cpu(), scale=samples.scale),
-        "comparison": None if served.comparison is None else _comparison(served, served.comparison),
+        "comparison": None if served.comparison is None else _comparison(served.model, served.comparison),
     }
 
 
-def _comparison(served: Served, comparison: Comparison) -> Json:
-    ordinary = comparison.ordinary
+def _comparison(model: nn.Module, comparison: Comparison) -> Json:
+    """Return both networks: how many test images each gets right, how large it is, and its curve."""
+    found, rows = comparison.found, comparison.rows
     return {
-        "images": comparison.images,
+        "images": len(rows),
         "beaten": comparison.beaten,
-        "accuracy": comparison.accuracy,
-        "parameters": sum(parameter.numel() for parameter in served.model.parameters()),
-        "curve": _corners(comparison.curve),
-        "ordinary": {
-            "accuracy": ordinary.accuracy,
-            "parameters": ordinary.parameters,
-            "curve": _corners(ordinary.curve()),
-        },
+        **_opponent(model, sum(row.correct for row in rows) / len(rows), certified_curve(rows)),
+        # The share of images that stay right under the attack, as a function of its budget.
+        "ordinary": _opponent(comparison.ordinary, float((found > 0).double().mean()), step_curve(found, len(found))),
     }
+
+
+def _opponent(network: nn.Module, accuracy: float, curve: Curve) -> Json:
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {"accuracy": accuracy, "parameters": parameters, "curve": _corners(curve)}
 
 
 def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
@@ -120,24 +121,21 @@ class Effort(NamedTuple):
 def attack_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
     """Return the strongest point that an attack found within eps: its class, its distance, and pictures of it."""
     proved = served.network.certify(image)
+    radius, logits = float(proved.radius), served.network.logits
     with frozen(served.model):
-        return _attacked(
-            served.model, served.network.logits, image, proved.prediction, radius=float(proved.radius), effort=effort
-        )
+        return _attacked(served.model, logits, image, proved.prediction, radius=radius, effort=effort)
 
 
 def comparison_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
     """Return what the same attack found of the ordinary network and of the certified one."""
     if served.comparison is None:
         raise BronetError("this network has no ordinary one beside it; those of the digits have")
-    network = served.comparison.ordinary.network
-    progress = effort.progress
+    network, progress = served.comparison.ordinary, effort.progress
     first = effort._replace(progress=lambda done, total: progress(done, 2 * total))
     second = effort._replace(progress=lambda done, total: progress(done + total, 2 * total))
-    label = network(image).argmax(dim=1)
     return {
         # Nothing is proved of the ordinary network, so its radius is 0.
-        "ordinary": _attacked(network, network, image, label, radius=0.0, effort=first),
+        "ordinary": _attacked(network, network, image, network(image).argmax(dim=1), radius=0.0, effort=first),
         "certified": attack_answer(served, image, second),
     }
 

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Annotated
 
@@ -33,44 +33,47 @@ from bronet.web.served import Gallery, Served
 from bronet.web.server import BusyError, Question, Worker
 
 SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "compare.js", "page.js")
-TICK_SECONDS = 0.1
+TICK_SECONDS = 0.05
 """Time between two lines that tell how far an attack is."""
 MAX_EPS = 1000.0
 """Distance beyond which no attack is asked for: the diagonal of a 3 x 577 x 577 image."""
 Search = Callable[[Served, Float[Tensor, "1 c h w"], answers.Effort], Json]
-PROTECTION = {
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 
 
-@dataclass(frozen=True)
-class Page:
-    """The text of the page and the policy under which a browser shows it."""
-
-    text: str
-    policy: str
-
-
-def build_page() -> Page:
+@cache
+def page_text() -> str:
     """Return the page, the same for every run: what it shows, it asks for."""
-    style, script = f"\n{_joined('page.css')}", f"\n{_joined(*SCRIPTS)}"
-    text = _joined("page.html").replace("<style></style>", f"<style>{style}</style>")
-    text = text.replace("<script></script>", f"<script>{script}</script>")
+    text = _text("page.html").replace("<style></style>", f"<style>{_style()}</style>")
+    return text.replace("<script></script>", f"<script>{_script()}</script>")
+
+
+def protecting_headers() -> list[tuple[str, str]]:
+    """Return the headers of every answer: what a browser may do with it, and which style and script it may run."""
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {_hash(_script())}; style-src {_hash(_style())}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return Page(text, policy)
+    return [
+        ("content-security-policy", policy),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("cache-control", "no-store"),
+    ]
 
 
-def _joined(*names: str) -> str:
-    folder = files("bronet.web")
-    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+def _style() -> str:
+    return f"\n{_text('page.css')}"
+
+
+def _script() -> str:
+    return "\n" + "".join(_text(name) for name in SCRIPTS)
+
+
+def _text(name: str) -> str:
+    return files("bronet.web").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
@@ -100,11 +103,11 @@ class Attack(Chosen):
 
 def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     """Return the application; `local` refuses requests that do not name this machine as their host."""
-    page, cards = build_page(), [answers.card_answer(card) for card in gallery.cards]
+    cards = [answers.card_answer(card) for card in gallery.cards]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for mistake in (BronetError, HTTPException, RequestValidationError):
         app.add_exception_handler(mistake, _refused)
-    app.add_middleware(Guard, local=local, headers=PROTECTION | {"content-security-policy": page.policy})
+    app.add_middleware(Guard, local=local)
 
     def known(number: int) -> int:
         if not 0 <= number < len(gallery.cards):
@@ -132,7 +135,7 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.get("/")
     async def show_page() -> HTMLResponse:
-        return HTMLResponse(page.text)
+        return HTMLResponse(page_text())
 
     @app.get("/api/runs")
     async def list_runs() -> JSONResponse:
@@ -179,11 +182,11 @@ class ProgressResponse(StreamingResponse):
 
 
 async def _lines(question: Question) -> AsyncIterator[str]:
-    done = question.done()
-    while not (await asyncio.wait({done}, timeout=TICK_SECONDS))[0]:
+    while not question.answer.done():
         yield json.dumps({"share": question.share}) + "\n"
+        await asyncio.sleep(TICK_SECONDS)
     try:
-        yield json.dumps({"result": question.result()}) + "\n"
+        yield json.dumps({"result": question.answer.result()}) + "\n"
     except BronetError as error:
         yield json.dumps({"message": str(error)}) + "\n"
 

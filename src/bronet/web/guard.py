@@ -10,9 +10,9 @@ limit of memory.
 import asyncio
 import contextlib
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,30 +32,22 @@ DRAIN_SECONDS = 5.0
 
 
 class Guard:
-    """Refuses foreign, endless, slow and too large requests, and sends the same headers with every answer."""
+    """Refuses foreign, endless, slow and too large requests."""
 
-    def __init__(self, app: ASGIApp, *, local: bool, headers: dict[str, str]) -> None:
-        self._app, self._local, self._headers = app, local, headers
+    def __init__(self, app: ASGIApp, *, local: bool) -> None:
+        self._app, self._local = app, local
         self._expected = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its whole body, or answer it with one line."""
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
-                    headers[name] = value
-            await send(message)
-
         try:
-            body = await self._read(self._length(scope), receive)
+            body = await self._read(self._length(scope), Request(scope, receive))
         except ClientDisconnect:
             return  # nobody is there to be answered
         except HTTPException as refused:
-            await _refuse(refused, scope, receive, send_guarded)
+            await _refuse(refused, scope, receive, send)
         else:
-            await self._app(scope, _replayed(body, receive), send_guarded)
+            await self._app(scope, _replayed(body, receive), send)
 
     def _length(self, scope: Scope) -> int:
         """Return the length of the body; raise `HTTPException` if the head refuses the request."""
@@ -75,22 +67,15 @@ class Guard:
             raise HTTPException(413, f"this file is too large: at most {MAX_BYTES // 2**20} MB")
         return int(length)
 
-    async def _read(self, length: int, receive: Receive) -> bytes:
+    async def _read(self, length: int, request: Request) -> bytes:
         """Return the whole body, of at most this length."""
         counted = length if length > SMALL else 0
         if self._expected + counted > MAX_EXPECTED:
             raise HTTPException(503, "too many files are being sent; try again in a moment")
         self._expected += counted
-        parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    parts.append(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+                return await request.body()
         except TimeoutError:
             raise HTTPException(408, f"a request must be sent within {BODY_SECONDS:.0f} seconds") from None
         finally:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file
@@ -24,8 +23,7 @@ from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
 from bronet.report.evidence import Evidence, read_evidence
-from bronet.report.figures import Curve, certified_curve
-from bronet.run.certificate import LayerBound, network_hashes
+from bronet.run.certificate import LayerBound, Row, network_hashes
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
 
@@ -53,48 +51,25 @@ class Card:
         return self.evidence.certificate.classes if self.evidence else ()
 
 
-@dataclass(frozen=True)
-class Ordinary:
-    """An ordinary network for the digits, as large and as accurate as a certified one, and nothing of it is proved.
-
-    `python -m lab.ordinary_network` trains it and attacks it on every test image. `found` is how far away another
-    answer was found, an upper bound on its robustness as a certified radius is a lower one: 0 where it is wrong of
-    itself, inf where nothing was found.
-    """
-
-    network: nn.Sequential
-    found: Float[Tensor, " images"]
-
-    @property
-    def accuracy(self) -> float:
-        """The share of the test images that it gets right while nobody attacks it."""
-        return float((self.found > 0).double().mean())
-
-    @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(parameter.numel() for parameter in self.network.parameters())
-
-    def curve(self) -> Curve:
-        """Return the share of test images that stay right under the attack, as a function of its budget."""
-        found = np.sort(self.found.numpy())
-        corners = np.unique(np.append(found[np.isfinite(found)], 0.0))
-        return Curve(corners, 1 - np.searchsorted(found, corners, side="right") / found.size)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
-    """An ordinary network for the same images, and what is known of both on all test images.
+    """An ordinary network for the digits beside a certified one, and what is known of both on all test images.
 
-    `accuracy` and `curve` are the certified network's; `beaten` is the share of the test images that the ordinary one
-    gets right but loses to an attack within the certified radius of the same image.
+    The ordinary one is as large and as accurate, and nothing of it is proved: `python -m lab.ordinary_network` trains
+    it and attacks it on every test image. `found` is how far away another answer was found, an upper bound on its
+    robustness as a certified radius is a lower one: 0 where it is wrong of itself, inf where nothing was found.
+    `rows` are the certified network's.
     """
 
-    ordinary: Ordinary
-    images: int
-    accuracy: float
-    curve: Curve
-    beaten: float
+    ordinary: nn.Sequential
+    found: Float[Tensor, " images"]
+    rows: tuple[Row, ...]
+
+    @property
+    def beaten(self) -> float:
+        """The share of the images that the ordinary network gets right but loses within their certified radius."""
+        radii = torch.tensor([row.radius for row in self.rows], dtype=torch.float64)
+        return float(((self.found > 0) & (self.found <= radii)).double().mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,19 +145,12 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
 
 def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
     """Certify all test images of the digits, which takes a moment, and set the ordinary network beside them."""
-    images, rival = load_images(data, "test"), read_ordinary()
-    if model.image_shape != ORDINARY_SHAPE or len(images) != len(rival.found):
+    images, (ordinary, found) = load_images(data, "test"), read_ordinary()
+    if model.image_shape != ORDINARY_SHAPE or len(images) != len(found):
         return None
     index = torch.arange(len(images))
     rows = certify_images(model, network, images, index, naive_gap_lipschitz(model)).rows
-    radii = torch.tensor([row.radius for row in rows], dtype=torch.float64)
-    return Comparison(
-        ordinary=rival,
-        images=len(rows),
-        accuracy=sum(row.correct for row in rows) / len(rows),
-        curve=certified_curve(rows),
-        beaten=float(((rival.found > 0) & (rival.found <= radii)).double().mean()),
-    )
+    return Comparison(ordinary, found, tuple(rows))
 
 
 def ordinary_layers() -> nn.Sequential:
@@ -200,13 +168,13 @@ def ordinary_layers() -> nn.Sequential:
     )
 
 
-def read_ordinary() -> Ordinary:
-    """Return the ordinary network of this package, in float64."""
+def read_ordinary() -> tuple[nn.Sequential, Float[Tensor, " images"]]:
+    """Return the ordinary network of this package, in float64, and where an attack found another answer."""
     tensors = load_file(str(files("bronet.web").joinpath(WEIGHTS)))
     found = tensors.pop(FOUND)
     network = ordinary_layers()
     network.load_state_dict(tensors)
-    return Ordinary(network.double().eval().requires_grad_(False), found)
+    return network.double().eval().requires_grad_(False), found
 
 
 def _sample_images(

@@ -10,9 +10,8 @@ import errno
 import importlib.util
 import ipaddress
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from bronet.errors import BronetError
@@ -88,26 +87,14 @@ class Question:
 
     def report(self, done: int, total: int) -> None:
         """Note how far the work is; raise `GivenUpError` if nobody waits for it. Called by the work."""
-        if self.answer.cancelled():
+        if self.answer.done():
             raise GivenUpError
         self.share = done / total
 
     def give_up(self) -> None:
         """Let the work end at its next report, or never begin. Does nothing once there is an answer."""
-        self.answer.cancel()
-
-    def done(self) -> "asyncio.Future[Any]":
-        """Return a future of this event loop that is done with the answer; for waiting, the answer is `result`."""
-        waiting = asyncio.wrap_future(self.answer)
-        # Whoever left does not look at the answer, and asyncio would log an error that nobody saw.
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return waiting
-
-    def result(self) -> Any:
-        """Return the answer, once there is one, or raise what the work raised."""
-        if self.answer.cancelled():
-            raise BusyError("the server is stopping")
-        return self.answer.result()
+        with contextlib.suppress(InvalidStateError):
+            self.answer.set_exception(BusyError("the server is stopping"))
 
 
 Work = Callable[[Question], Any]
@@ -123,56 +110,40 @@ class Worker:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bronet-web")
-        self._places = threading.BoundedSemaphore(PLACES)
-        self._lock = threading.Lock()
         self._open: set[Question] = set()
         self._stopped = False
 
     def ask(self, work: Work) -> Question:
         """Put a piece of work at the end of the queue; raise `BusyError` if there is no place."""
+        if self._stopped:
+            raise BusyError("the server is stopping")
+        if len(self._open) >= PLACES:
+            raise BusyError("too many requests are waiting; try again in a moment")
         question = Question()
-        with self._lock:
-            if self._stopped:
-                raise BusyError("the server is stopping")
-            if not self._places.acquire(blocking=False):
-                raise BusyError("too many requests are waiting; try again in a moment")
-            self._open.add(question)
-            self._thread.submit(self._work_out, question, work)
+        self._open.add(question)
+        self._thread.submit(self._work_out, question, work)
         return question
 
     async def answer(self, work: Work) -> Any:
         """Return what a piece of work returns, when it is its turn."""
-        question = self.ask(work)
-        await asyncio.wait({question.done()})
-        return question.result()
+        return await asyncio.wrap_future(self.ask(work).answer)
 
     def stop(self) -> None:
         """Give up all work and take no more; the piece in progress ends at its next report."""
-        with self._lock:
-            self._stopped = True
-            waiting = list(self._open)
-        for question in waiting:
+        self._stopped = True
+        for question in list(self._open):
             question.give_up()
         self._thread.shutdown(wait=False)
 
     def _work_out(self, question: Question, work: Work) -> None:
-        answer = question.answer
-        try:
-            question.report(0, 1)
-            result = work(question)
-        except GivenUpError:
-            pass
-        except Exception as error:
-            # False if it was given up in this very moment.
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
-        else:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(result)
-        finally:
-            with self._lock:
-                self._open.discard(question)
-            self._places.release()
+        # An answer that was given up takes no other.
+        with contextlib.suppress(InvalidStateError):
+            try:
+                question.report(0, 1)
+                question.answer.set_result(work(question))
+            except Exception as error:
+                question.answer.set_exception(error)
+        self._open.discard(question)
 
 
 def connection_class() -> "type[H11Protocol]":
@@ -182,7 +153,7 @@ def connection_class() -> "type[H11Protocol]":
     class Connection(H11Protocol):
         """A connection that is cut when its client asks nothing, or reads nothing, for too long."""
 
-        _asking: asyncio.TimerHandle | None = None
+        _asking: asyncio.TimerHandle
         _reading: asyncio.TimerHandle | None = None
 
         @property
@@ -195,16 +166,16 @@ def connection_class() -> "type[H11Protocol]":
             self._wait_for_request()
             if len(self.connections) > MAX_CONNECTIONS:
                 idle = [other for other in self.connections if isinstance(other, Connection) and other.idle]
-                min(idle, key=Connection.deadline).transport.abort()
+                min(idle, key=lambda other: other._asking.when()).transport.abort()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._asking.cancel()
             self._wait_for_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._asking, self._reading):
-                if timer is not None:
-                    timer.cancel()
+            self._asking.cancel()
+            self.resume_writing()
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
@@ -216,13 +187,7 @@ def connection_class() -> "type[H11Protocol]":
                 self._reading.cancel()
             super().resume_writing()
 
-        def deadline(self) -> float:
-            """Return when the connection is cut unless it asks."""
-            return self._asking.when() if self._asking is not None else 0.0
-
         def _wait_for_request(self) -> None:
-            if self._asking is not None:
-                self._asking.cancel()
             self._asking = self.loop.call_later(REQUEST_SECONDS, self._cut_if_idle)
 
         def _cut_if_idle(self) -> None:
@@ -236,7 +201,7 @@ def make_server(gallery: "Gallery", worker: Worker, *, local: bool) -> "uvicorn.
     """Return a server that is ready to run; when it ends it gives up all work, and soon cuts what is still open."""
     import uvicorn
 
-    from bronet.web.app import build_app
+    from bronet.web.app import build_app, protecting_headers
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -257,6 +222,7 @@ def make_server(gallery: "Gallery", worker: Worker, *, local: bool) -> "uvicorn.
         log_level="error",  # a stranger's mistake is answered, not logged
         access_log=False,
         server_header=False,
+        headers=protecting_headers(),
     )
     return Server(config)
 
