@@ -10,7 +10,9 @@ from bronet.cli.options import (
     DataDirOption,
     DeviceOption,
     DownloadOption,
+    EpsOption,
     RunArgument,
+    checked_radii,
     opened_runs,
     out_option,
     usable_device,
@@ -30,26 +32,29 @@ def report(
     out: Annotated[
         Path | None, out_option("Folder to write to. Default: report; of one run, report/ in its folder.")
     ] = None,
+    eps: EpsOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Draw tables, curve and HTML page of certified runs.
 
     Example:  bronet report runs/quickstart
 
     One run: writes report.html, summary.md, .json and .csv, and the certified accuracy and the margins as curve and
-    margins, .png and .pdf, into its folder report/. Several: writes comparison.md, .csv and .json, curve and margins
-    into the folder report. Needs no weights and no data. --out names another folder to write to.
+    margins, .png and .pdf, into its folder report/. Several: writes comparison.html, .md, .csv and .json, curve and
+    margins into the folder report. --out names another folder to write to, --eps other radii to count at than the
+    certificate's. Needs no weights. The page shows images where the data set is at hand.
     """
     from bronet.cli.console import open_console, say, show_results
-    from bronet.report import write_comparison, write_summary
-    from bronet.report.evidence import at_radii_of_all, read_evidence
+    from bronet.report import write_comparison, write_report
+    from bronet.report.evidence import at_radii, read_evidence
 
-    console = open_console()
+    radii, console = checked_radii(eps), open_console()
     with opened_runs(*runs) as folders:
-        evidence = at_radii_of_all([read_evidence(folder) for folder in folders])
+        evidence = at_radii([read_evidence(folder) for folder in folders], radii)
         if len(folders) == 1:
-            written = list(write_summary(evidence[0], out or folders[0].report))
+            written = list(write_report(evidence[0], out or folders[0].report, data_dir=data_dir))
         else:
-            written = write_comparison(evidence, out or COMPARISON)
+            written = write_comparison(evidence, out or COMPARISON, data_dir=data_dir)
     show_results(console, evidence)
     for path in written:
         say(console, f"wrote    {path}")

@@ -49,7 +49,7 @@ def quickstart(
 
     from bronet.cli.console import open_console, say
     from bronet.recipe import named_recipe, override
-    from bronet.report import write_summary
+    from bronet.report import write_report
     from bronet.run.folder import RunFolder
     from bronet.training import train as train_recipe
 
@@ -64,7 +64,7 @@ def quickstart(
         run = train_recipe(recipe, out, device="cpu", overwrite=True, command=typed_command())
     evidence = certify_and_show(run, console)
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
-    say(console, f"report:  {write_summary(evidence, run.report).page}")
+    say(console, f"report:  {write_report(evidence).page}")
     say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")
 
 

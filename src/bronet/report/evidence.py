@@ -8,8 +8,9 @@ ones, as in the paper. Variance and skewness are those of the sample as a popula
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -21,11 +22,13 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_object
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
-from bronet.run.attack_rows import AttackFacts, check_attack, read_attack
+from bronet.run.attack_rows import AttackFacts, AttackRow, check_attack, read_attack, read_attack_rows
 from bronet.run.certificate import CertificateFile, Row, check_rows, read_certificate, read_certificate_rows
 from bronet.run.folder import RunFolder
 
 ADVICE = "train and certify this run first"
+TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
+"""Test images of the known data sets."""
 
 
 class RadiusDistribution(NamedTuple):
@@ -60,6 +63,7 @@ class Evidence:
 
     `folder` is its place as it was given, `rows` are those of the split that was asked for, `train_rows` those of the
     training images, for histograms. `eps` are the radii to count at: those of the certificate, or of all runs compared.
+    `closest` is the nearest other answer that an attack found of an image, by the image's index.
     """
 
     name: str
@@ -72,6 +76,23 @@ class Evidence:
     log: tuple[Json, ...]
     train_rows: tuple[Row, ...] = ()
     attacks: tuple[AttackFacts, ...] = ()
+    closest: Mapping[int, AttackRow] = field(default_factory=dict)
+
+    @property
+    def images(self) -> str:
+        """Which images the rows are of, in words: all of a split, or how few."""
+        certificate, count = self.certificate, f"{len(self.rows):,}"
+        if certificate.split == "sample":
+            return f"a sample of {count} test images"
+        limited = "--limit" in shlex.split(certificate.command)
+        if limited or (certificate.split == "test" and len(self.rows) < TEST_IMAGES.get(certificate.data, 0)):
+            return f"the first {count} {certificate.split} images only"
+        return f"all {count} {certificate.split} images"
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class; its number where it has none."""
+        names = self.certificate.classes
+        return names[label] if label < len(names) else str(label)
 
     @property
     def training_seconds(self) -> float | None:
@@ -90,14 +111,10 @@ class Evidence:
 
     def by_class(self) -> dict[str, Statistics]:
         """Return the statistics of the images of every class that has any, by its name, in the order of the labels."""
-        names = self.certificate.classes
         groups: dict[int, list[Row]] = {}
         for row in self.rows:
             groups.setdefault(row.label, []).append(row)
-        return {
-            names[label] if label < len(names) else str(label): compute_statistics(rows, self.eps)
-            for label, rows in sorted(groups.items())
-        }
+        return {self.class_name(label): compute_statistics(rows, self.eps) for label, rows in sorted(groups.items())}
 
 
 def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
@@ -115,12 +132,17 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
             f"{files.rows} must have one row for each of the {certificate.images} images of {files.facts.name}, "
             f"got {len(rows)}; certify again"
         )
-    attacks = []
+    attacks, closest = [], dict[int, AttackRow]()
     for attack in run.attacks():
         told = read_attack(attack.facts)
-        if told is not None:
-            check_attack(attack, told, pixels=certificate.pixels, network=certificate.network)
-            attacks.append(told)
+        if told is None:
+            continue
+        check_attack(attack, told, pixels=certificate.pixels, network=certificate.network)
+        attacks.append(told)
+        for row in read_attack_rows(attack.rows) if told.split == certificate.split else ():
+            before = closest.get(row.index)
+            if row.found != row.prediction and (before is None or row.l2 < before.l2):
+                closest[row.index] = row
     log = _read_text(run.log).splitlines() if run.log.exists() else []
     train = run.certificate("train").rows
     return Evidence(
@@ -134,13 +156,14 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
         log=tuple(read_object(run.log, text=line, advice=ADVICE) for line in log if line.strip()),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
         attacks=tuple(attacks),
+        closest=closest,
     )
 
 
-def at_radii_of_all(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Return the runs, each at the radii of all: the rows hold them, whichever a run was certified for."""
-    by_value = {parse_budget(text): text for run in runs for text in run.eps}
-    return [replace(run, eps=tuple(by_value.values())) if len(runs) > 1 else run for run in runs]
+def at_radii(runs: Sequence[Evidence], eps: Sequence[str] = ()) -> list[Evidence]:
+    """Return the runs, each at these radii or at those of all: the rows hold every radius."""
+    by_value = {parse_budget(text, name="eps"): text for text in eps or (text for run in runs for text in run.eps)}
+    return [replace(run, eps=tuple(by_value[value] for value in sorted(by_value))) for run in runs]
 
 
 def _read_text(path: Path) -> str:

@@ -51,7 +51,6 @@ class Theme(NamedTuple):
 
 
 LIGHT = Theme("#1c2430", "#667085", "#e6e9ee", "#ffffff", ("#2458c7", "#c2410c", "#0f7b5f", "#7a3fb5", "#a3174f"))
-DARK = Theme("#e8ebf0", "#9aa4b5", "#2c3442", "#161b24", ("#7fa8ff", "#ff9d66", "#4fd1a8", "#c99bff", "#ff86b3"))
 
 
 class Curve(NamedTuple):
@@ -75,25 +74,23 @@ def step_curve(distances: ArrayLike, images: int) -> Curve:
     return Curve(corners, (found.size - np.searchsorted(found, corners, side="right")) / images)
 
 
-def draw_curve(
-    runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, theme: Theme = LIGHT, furthest: float | None = None
-) -> Figure:
+def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, furthest: float | None = None) -> Figure:
     """Return a figure of the curves of all runs, up to `furthest`, with a mark at each eps ("36/255", ...)."""
     curves = {name: certified_curve(rows) for name, rows in runs.items()}
     budgets = {text: parse_budget(text, name="eps") for text in eps}
     reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
     reach = furthest or reach * RIGHT_MARGIN or UNIT_RADIUS
-    with rc_context(style(theme)):
+    with rc_context(style(LIGHT)):
         figure = Figure(figsize=CURVE_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        _draw_frame(axes, theme)
+        _draw_frame(axes)
         axes.set(xlim=(0, reach), xlabel="l2 radius in pixel space [0, 1]", ylabel="images proved correct")
         axes.set_yticks(np.linspace(0, 1, 6))
         axes.tick_params(length=3)
         axes.spines["left"].set_bounds(0, 1)
-        _draw_marks(axes, budgets, reach, theme)
+        _draw_marks(axes, budgets, reach)
         for number, (name, curve) in enumerate(curves.items()):
-            color = theme.runs[number % len(theme.runs)]
+            color = LIGHT.runs[number % len(LIGHT.runs)]
             shown = curve.radius < reach
             radius, accuracy = np.append(curve.radius[shown], reach), curve.accuracy[shown]
             accuracy = np.append(accuracy, accuracy[-1])
@@ -101,7 +98,7 @@ def draw_curve(
             line[0].set_solid_joinstyle("miter")
             if len(curves) == 1:
                 axes.fill_between(radius, accuracy, step="post", color=color, alpha=0.08, linewidth=0)
-                _label_values(axes, curve, budgets, color, theme)
+                _label_values(axes, curve, budgets, color)
         if len(curves) > 1:
             # Curves only fall, so the upper right corner is free.
             axes.legend(loc="upper right", bbox_to_anchor=(1, 0.87), frameon=False, labelcolor="linecolor")
@@ -138,14 +135,14 @@ def style(theme: Theme) -> Any:
     }
 
 
-def _draw_frame(axes: Axes, theme: Theme) -> None:
+def _draw_frame(axes: Axes) -> None:
     """Count in percent from below, with a quiet grid."""
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    axes.grid(axis="y", color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
-def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: Theme) -> None:
+def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float) -> None:
     """Draw a dotted line at each eps, its label above it and above any label it would touch."""
     ends: list[float] = []
     for number, (text, value) in enumerate(sorted(budgets.items(), key=lambda item: item[1])):
@@ -154,12 +151,12 @@ def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float, theme: T
         level = next((row for row, end in enumerate(ends) if end < value - half), len(ends))
         ends[level : level + 1] = [value + half]
         top = 1.03 + level * LINE_HEIGHT
-        axes.vlines(value, 0, top, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
-        axes.text(value, top + 0.01, label, ha="center", va="bottom", fontsize=9.5, color=theme.quiet)
+        axes.vlines(value, 0, top, color=LIGHT.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.text(value, top + 0.01, label, ha="center", va="bottom", fontsize=9.5, color=LIGHT.quiet)
     axes.set_ylim(0, 1.05 + len(ends) * LINE_HEIGHT)
 
 
-def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str, theme: Theme) -> None:
+def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str) -> None:
     """Write the certified accuracy next to the curve at each mark, lifting one that would cover the last."""
     width = len("100.0 %") * LETTER_WIDTH * axes.get_xlim()[1]
     last_radius, last_height = -width, 0.0
@@ -169,7 +166,7 @@ def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color:
         if value - last_radius < width and abs(height - last_height) < LINE_HEIGHT:
             height = last_height + LINE_HEIGHT
         last_radius, last_height = value, height
-        axes.plot(value, accuracy, "o", color=color, markersize=6, markeredgecolor=theme.paper, clip_on=False)
+        axes.plot(value, accuracy, "o", color=color, markersize=6, markeredgecolor=LIGHT.paper, clip_on=False)
         axes.text(value, height, f" {100 * accuracy:.1f} %", fontsize=10.5, fontweight="bold", color=color)
 
 
@@ -179,17 +176,17 @@ def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, " n"]:
     return margins[np.isfinite(margins)]
 
 
-def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], *, theme: Theme = LIGHT) -> Figure:
+def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> Figure:
     """Return a figure of the histograms of all runs: (training rows, test rows) of each, either may be empty."""
     margins = {name: [signed_margins(rows) for rows in pair] for name, pair in runs.items()}
     every = np.concatenate([values for pair in margins.values() for values in pair] or [np.zeros(0)])
     edges = np.histogram_bin_edges(every, bins=BINS) if every.size else np.linspace(0, 1, BINS + 1)
-    with rc_context(style(theme)):
+    with rc_context(style(LIGHT)):
         figure = Figure(figsize=MARGINS_INCHES, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for number, (axes, title) in enumerate(zip((left, right), PANELS, strict=True)):
             panel = {name: pair[number] for name, pair in margins.items()}
-            _draw_panel(axes, title, panel, edges, theme)
+            _draw_panel(axes, title, panel, edges)
         left.set_ylabel("share of images")
         if len(runs) > 1:
             right.legend(frameon=False, labelcolor="linecolor")
@@ -197,17 +194,17 @@ def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], *, the
 
 
 def _draw_panel(
-    axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"], theme: Theme
+    axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"]
 ) -> None:
     axes.set(title=title, xlabel="logit margin", xlim=(edges[0], edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))  # whole percents
-    _draw_frame(axes, theme)
-    axes.axvline(0, color=theme.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
+    _draw_frame(axes)
+    axes.axvline(0, color=LIGHT.quiet, linewidth=0.9, linestyle=(0, (2, 3)))
     for number, (name, values) in enumerate(margins.items()):
         if values.size:
             counts, _ = np.histogram(values, bins=edges)
-            color = theme.runs[number % len(theme.runs)]
+            color = LIGHT.runs[number % len(LIGHT.runs)]
             axes.stairs(counts / values.size, edges, color=color, linewidth=1.6, label=name)
             axes.stairs(counts / values.size, edges, color=color, alpha=0.15, fill=True)
     if not any(values.size for values in margins.values()):
-        axes.text(0.5, 0.5, "not certified", transform=axes.transAxes, ha="center", color=theme.quiet)
+        axes.text(0.5, 0.5, "not certified", transform=axes.transAxes, ha="center", color=LIGHT.quiet)

@@ -1,18 +1,23 @@
-"""The report of one run as a single HTML page and as Markdown: the paper's line, radii (Table 6), classes, attacks.
+"""The report of one run or several as a single HTML page, and that of one run as Markdown.
 
-The page is readable offline, printable, light or dark with the reader's system. It loads nothing: style and pictures
-are inside, there is no script, and everything that comes from a file of the run is escaped.
+The page is readable offline, printable, on a phone, light or dark with the reader's system. It loads nothing: style,
+charts and pictures are inside, there is no script, and everything that comes from a file of the run is escaped.
 """
 
-import base64
 import json
 import shlex
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 
+from bronet.recipe.schema import parse_budget
+from bronet.report.charts import curve_chart, margins_chart
+from bronet.report.compared import difference_cells, setting_cells
 from bronet.report.evidence import Evidence
-from bronet.report.table import DISTRIBUTION, joined, markdown_table, table_cells
+from bronet.report.gallery import gallery_html, widest_html
+from bronet.report.table import DISTRIBUTION, joined, markdown_table, quantity_cells, table_cells
 from bronet.wording import ABSENT, bound_text, number_text, percent
 
 IDEA = (
@@ -21,50 +26,133 @@ IDEA = (
     "So an image that leads by a margin keeps its class in a ball around it: certified numbers count such proofs, and "
     "no attack can lower them.",
 )
+STEPS = "Each step is one image; dotted are the radii of the table."
+Cells = Sequence[Sequence[str]]
 
 
-def build_page(run: Evidence, *, light: bytes, dark: bytes) -> str:
-    """Return the page; `light` and `dark` are the same curve as PNG files in two themes."""
+def build_page(run: Evidence, *, data_dir: Path | None) -> str:
+    """Return the page of one run, with images of the data set if it is at hand."""
     certificate, statistics = run.certificate, run.statistics
-    template = Template(files("bronet.report").joinpath("page.html").read_text(encoding="utf-8"))
     tiles = {
         "clean accuracy": percent(statistics.clean_accuracy),
         **{f"certified at ε\u00a0=\u00a0{eps}": percent(share) for eps, share in statistics.certified.items()},
         "median radius": number_text(statistics.radius.median),
     }
-    headings = ("correct images", *DISTRIBUTION)
-    numbers = (f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius))
+    distribution = [
+        ["correct images", *DISTRIBUTION],
+        [f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius)],
+    ]
+    layers = [
+        [layer.name, layer.kind, bound_text(layer.lipschitz), f"{layer.rounding_gain:.1g}"]
+        for layer in certificate.layers
+    ]
+    layer_cells = [["layer", "kind", "Lipschitz bound", "rounding gain"], *layers]
     facts = {**run.record, "weights (SHA-256)": certificate.weights_sha256}
     trained = facts.pop("command", None)
     # The quick start trains and certifies by one command.
     commands = [str(trained)] if trained else []
     commands += [certificate.command, shlex.join(["bronet", "report", str(run.folder)])]
-    return template.substitute(
-        name=escape(run.name),
-        subtitle=escape(f"{certificate.data}, {certificate.split} split, {certificate.images:,} images"),
-        idea="".join(f"<p>{escape(line)}</p>" for line in IDEA),
-        tiles="".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for what, value in tiles.items()),
-        light=base64.b64encode(light).decode(),
-        dark=base64.b64encode(dark).decode(),
-        caption=escape(
-            f"Share of the {statistics.images:,} images whose class is correct and proved constant within the radius. "
-            "Each step is one image."
-        ),
-        distribution="".join(f"<th>{escape(heading)}</th>" for heading in headings)
-        + "</tr><tr>"
-        + "".join(f"<td>{escape(number)}</td>" for number in numbers),
-        layers="".join(
-            f"<tr><td><code>{escape(layer.name)}</code></td><td>{escape(layer.kind)}</td>"
-            f"<td>{escape(bound_text(layer.lipschitz))}</td><td>{layer.rounding_gain:.1g}</td></tr>"
-            for layer in certificate.layers
-        ),
-        total=escape(bound_text(certificate.lipschitz)),
-        proof=escape(_proof(run)),
-        recipe=escape(run.recipe),
-        training=_training(run),
-        commands=escape("\n".join(dict.fromkeys(commands))),
-        facts="".join(f"<tr><th>{escape(key)}</th><td>{escape(_plain(fact))}</td></tr>" for key, fact in facts.items()),
+    bound = f"All layers before the head together: at most {bound_text(certificate.lipschitz)}."
+    parts = [
+        _section("idea", "".join(_paragraph(line) for line in IDEA)),
+        f'<dl class="tiles">{"".join(_tile(what, value) for what, value in tiles.items())}</dl>',
+        _curves([run]),
+        _heading("The radius of correctly classified images") + _table(distribution),
+        _heading("Images") + gallery_html(run, data_dir),
+        _margins(run),
+        _heading("By class") + _folded(f"{len(run.by_class())} classes", _table(_class_cells(run)), shown=10),
+        _heading("Under attack") + _table(_attack_cells(run)) if run.attacks else "",
+        _heading("What is proved") + _note(_proof(run)) + _paragraph(bound),
+        _folded(f"The bounds of {len(layers)} layers", _table(layer_cells)),
+        _heading("How to reproduce it"),
+        f"<pre>{escape(chr(10).join(dict.fromkeys(commands)))}</pre>",
+        _training(run),
+        _facts({key: _plain(fact) for key, fact in facts.items()}),
+        _heading("Recipe") + _folded("Every setting of the run", f"<pre>{escape(run.recipe)}</pre>"),
+    ]
+    return _page(run.name, f"Certified robustness on {certificate.data}, {run.images}", parts)
+
+
+def build_comparison(runs: Sequence[Evidence], *, data_dir: Path | None) -> str:
+    """Return the page of several runs: their curves, their table, and where they differ."""
+    settings, differences = setting_cells(runs), difference_cells(runs)
+    parts = [
+        _section("idea", "".join(_paragraph(line) for line in IDEA)),
+        _curves(runs),
+        _heading("Results") + _table(quantity_cells(runs)),
+        _heading("Where they differ"),
+    ]
+    if differences:
+        parts += [_note("Share of the images that are proved correct by all runs, by one alone, and by none.")]
+        parts += [_table(differences), widest_html(runs, data_dir)]
+    else:
+        parts += [_note("The runs were certified on different images, so single images are not compared.")]
+    if len(settings) > 1:
+        parts += [_heading("Settings that differ"), _table(settings)]
+    command = shlex.join(["bronet", "report", *(str(run.folder) for run in runs)])
+    parts += [_heading("How to reproduce it"), f"<pre>{escape(command)}</pre>"]
+    images = list(dict.fromkeys(f"{run.certificate.data}, {run.images}" for run in runs))
+    return _page(", ".join(run.name for run in runs), f"Certified robustness on {'; '.join(images)}", parts)
+
+
+def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
+    template = Template(files("bronet.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(filter(None, parts)))
+
+
+def _section(kind: str, content: str) -> str:
+    return f'<section class="{kind}">{content}</section>'
+
+
+def _heading(text: str) -> str:
+    return f"<h2>{escape(text)}</h2>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _tile(what: str, value: str) -> str:
+    return f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
+
+
+def _folded(title: str, content: str, *, shown: int = 0) -> str:
+    """Return what a reader opens by a click; it is open from the start if it is short."""
+    is_short = content.count("<tr>") <= shown + 1
+    return f"<details{' open' if is_short and shown else ''}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _table(cells: Cells) -> str:
+    header, *lines = (
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line)
+        for tag, line in zip(["th"] + ["td"] * (len(cells) - 1), cells, strict=True)
     )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<div class="scroll"><table class="numbers"><thead><tr>{header}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _facts(facts: dict[str, str]) -> str:
+    lines = (f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts.items())
+    return f'<div class="scroll"><table class="facts">{"".join(lines)}</table></div>'
+
+
+def _curves(runs: Sequence[Evidence]) -> str:
+    chart = curve_chart([(run.name, run.rows) for run in runs], [parse_budget(eps) for run in runs for eps in run.eps])
+    counted = f"Share of {runs[0].images}" if len(runs) == 1 else "Share of the images of each run"
+    return chart + _note(f"{counted}, that are classified correctly and proved to stay so within the radius. {STEPS}")
+
+
+def _margins(run: Evidence) -> str:
+    chart = margins_chart([("test images", run.rows), ("training images", run.train_rows)])
+    words = "How far the first class leads the second; to the left of the dotted line is the wrong class ahead."
+    return _heading("Margins") + chart + _note(words) if chart else ""
 
 
 def _proof(run: Evidence) -> str:
@@ -83,7 +171,7 @@ def _training(run: Evidence) -> str:
     if not run.log:
         return ""
     last = ", ".join(f"{key} {_plain(value)}" for key, value in run.log[-1].items())
-    return f"<p>{len(run.log)} epochs logged; the last one says: {escape(last)}.</p>"
+    return _paragraph(f"{len(run.log)} epochs logged; the last one says: {last}.")
 
 
 def _plain(value: object) -> str:
@@ -120,7 +208,7 @@ def _class_cells(run: Evidence) -> list[list[str]]:
     table = [["class", "images", "clean", *(f"ε = {eps}" for eps in run.eps), "median radius"]]
     for name, own in run.by_class().items():
         shares = (f"{share:.1f}" for share in own.percents)
-        table.append([name, str(own.images), *shares, f"{own.radius.median:.4f}"])
+        table.append([name, str(own.images), *shares, number_text(own.radius.median)])
     return table
 
 

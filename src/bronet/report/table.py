@@ -15,9 +15,8 @@ from rich.text import Text
 
 from bronet.files import Json
 from bronet.radius import implied_radius
-from bronet.recipe.schema import parse_budget
 from bronet.report.evidence import Evidence
-from bronet.wording import ABSENT, bound_text, number_text, percent
+from bronet.wording import bound_text, number_text, percent
 
 DISTRIBUTION = ("median radius", "variance", "skewness")
 CSV_HEADER = (
@@ -99,22 +98,20 @@ def json_summary(run: Evidence) -> str:
 
 
 def table_cells(runs: Sequence[Evidence]) -> list[list[str]]:
-    """Return header and lines as texts; the radii of all runs share the columns, in increasing order."""
-    radii = sorted({text for run in runs for text in run.eps}, key=parse_budget)
-    table = [["run", "images", "clean", *(f"ε = {text}" for text in radii), *DISTRIBUTION, "L before the head"]]
+    """Return header and lines as texts, a line for each run; all runs are at the same radii."""
+    table = [["run", "images", "clean", *(f"ε = {text}" for text in runs[0].eps), *DISTRIBUTION, "L before the head"]]
     for run in runs:
-        statistics, certified = run.statistics, run.statistics.certified
-        table.append(
-            [
-                run.name,
-                str(statistics.images),
-                percent(statistics.clean_accuracy),
-                *(percent(certified[text]) if text in certified else ABSENT for text in radii),
-                *(number_text(value) for value in statistics.radius),
-                bound_text(run.certificate.lipschitz),
-            ]
-        )
+        statistics = run.statistics
+        shares = (statistics.clean_accuracy, *statistics.certified.values())
+        distribution = map(number_text, statistics.radius)
+        bound = bound_text(run.certificate.lipschitz)
+        table.append([run.name, str(statistics.images), *map(percent, shares), *distribution, bound])
     return table
+
+
+def quantity_cells(runs: Sequence[Evidence]) -> list[list[str]]:
+    """Return the same table with a line for each quantity, for runs that are few beside quantities that are many."""
+    return [list(line) for line in zip(*table_cells(runs), strict=True)]
 
 
 def finite_or_none(value: float) -> float | None:
