@@ -56,10 +56,6 @@ def _make_run(parent: Path) -> Path:
     return folder
 
 
-def _reported(run: Path) -> ReportFiles:
-    return write_report(read_evidence(run), run / "report")
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return _make_run(tmp_path)
@@ -68,7 +64,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
     """A report that tests only read: drawing takes most of a test's time."""
-    return _reported(_make_run(tmp_path_factory.mktemp("reported")))
+    return write_report(_make_run(tmp_path_factory.mktemp("reported")))
 
 
 class _Page(HTMLParser):
@@ -135,7 +131,7 @@ def test_the_page_holds_everything_and_loads_nothing(reported: ReportFiles) -> N
 
 def test_a_hostile_run_name_is_only_text(run: Path) -> None:
     hostile = run.rename(run.with_name("<img src=x onerror=a> $name | x"))
-    paths = _reported(hostile)
+    paths = write_report(hostile)
     page = _parsed(paths.page)
     assert "img" not in page.tags
     assert "<img src=x onerror=a> $name | x" in page.text
@@ -190,7 +186,7 @@ def test_the_gallery_shows_the_extremes_the_misses_and_the_closest_attacks(digit
     assert smallest == [0, 1, 2, 3, 4, 5, 6, 8]
     assert missed == [10, 9, 8, 6, 5, 4, 3, 2]
     assert mistaken == [37, 27, 17, 7]
-    page = _parsed(_reported(digits).page)
+    page = _parsed(write_report(digits).page)
     assert len(page.links) == 8 + 8 + 8 + 4
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
     assert f"digit {(label + 1) % 10} at 0.5000" in page.text
@@ -201,7 +197,7 @@ def test_images_of_another_data_set_are_not_shown(digits: Path) -> None:
     other = [replace(row, label=(row.label + 5) % 10, prediction=(row.prediction + 5) % 10) for row in rows]
     write_rows(Row, digits / "certificate.csv", other)
     write_certificate(digits, replace(CERTIFICATE, images=len(rows)))
-    page = _parsed(_reported(digits).page)
+    page = _parsed(write_report(digits).page)
     assert page.links == []
     assert "labels differ" in page.text
 
@@ -316,7 +312,7 @@ def test_a_printed_bound_is_never_smaller_than_the_bound(value: float) -> None:
 def test_a_certificate_that_cannot_be_right_is_refused(run: Path, change: dict[str, object], message: str) -> None:
     edit_certificate(run / "certificate.json", **change)
     with pytest.raises(BronetError, match=message) as error:
-        _reported(run)
+        write_report(run)
     assert "\n" not in str(error.value)
     assert not (run / "report").exists()
 
@@ -325,20 +321,20 @@ def test_an_edited_certificate_is_refused(run: Path) -> None:
     path = run / "certificate.json"
     path.write_text(path.read_text().replace("1.0234567891", "1.0000000000"))
     with pytest.raises(BronetError, match=r"seal of .*certificate\.json differs"):
-        _reported(run)
+        write_report(run)
 
 
 @pytest.mark.parametrize("name", ["certificate.csv", "certificate.json", "recipe.yaml"])
 def test_a_missing_file_is_one_clear_line(run: Path, name: str) -> None:
     (run / name).unlink()
     with pytest.raises(BronetError, match=re.escape(name)):
-        _reported(run)
+        write_report(run)
 
 
 def test_record_and_log_are_optional(run: Path) -> None:
     (run / "record.json").unlink()
     (run / "log.jsonl").unlink()
-    assert "epochs logged" not in _parsed(_reported(run).page).text
+    assert "epochs logged" not in _parsed(write_report(run).page).text
 
 
 def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: Path) -> None:
@@ -347,14 +343,14 @@ def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: 
     write_certificate(run, certificate)
     write_attack_facts(run, finished(ATTACK, 4, clean=0.75, robust=0.5, certified=0.5))
     write_attack_facts(run, replace(ATTACK, eps="1/2"))  # not finished
-    paths = _reported(run)
+    paths = write_report(run)
     text = paths.summary_md.read_text()
     assert "(clean, 1/4, 1/2): **75.0 / 50.0 / 25.0**" in text
     assert "| zero | 4 | 75.0 | 50.0 | 25.0 | 0.5000 |" in text
     assert text.count("| pgd | l2 | 1/4 | 4 | 75.0 % | 50.0 % | 50.0 % |") == 1
     assert "costs 0.01 % of the radius" in text
     write_certificate(run, replace(certificate, soundness_cost=replace(cost, relative_median=-1e-4)))
-    assert "The proof gives 0.01 % more radius (median" in _reported(run).summary_md.read_text()
+    assert "The proof gives 0.01 % more radius (median" in write_report(run).summary_md.read_text()
     content = json.loads(paths.summary_json.read_text())
     assert content["naive"]["label"].startswith("not a proof")
     assert content["implied"]["median_l1"] == 0.5

@@ -52,7 +52,7 @@ def report(
     with opened_runs(*runs) as folders:
         evidence = at_radii([read_evidence(folder) for folder in folders], radii)
         if len(folders) == 1:
-            written = list(write_report(evidence[0], out or folders[0].report, data_dir=data_dir))
+            written = list(write_report(evidence[0], out, data_dir=data_dir))
         else:
             written = write_comparison(evidence, out or COMPARISON, data_dir=data_dir)
     show_results(console, evidence)

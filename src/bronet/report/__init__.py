@@ -6,28 +6,32 @@ from pathlib import Path
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
-from bronet.report.evidence import Evidence
+from bronet.report.evidence import Evidence, read_evidence
 from bronet.report.figures import KINDS, draw_curve, draw_margins, figure_bytes
 from bronet.report.page import build_comparison, build_page, markdown_summary
 from bronet.report.table import csv_table, json_summary, markdown_table, table_cells
-from bronet.run.folder import ReportFiles
+from bronet.run.folder import ReportFiles, RunFolder
 
 __all__ = ["write_comparison", "write_report"]
 
 
-def write_report(run: Evidence, folder: Path, *, data_dir: Path | None = None) -> ReportFiles:
-    """Write the report of a run whose evidence is read already, and return the paths.
+def write_report(
+    run: Evidence | Path | str, folder: Path | None = None, *, data_dir: Path | None = None
+) -> ReportFiles:
+    """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths.
 
-    Guaranteed: everything is computed before the first file is written, and each file is replaced as a whole.
+    The page shows images if the data set is at hand (in `data_dir`, by default where data sets are). Guaranteed:
+    everything is computed before the first file is written, and each file is replaced as a whole.
     """
-    paths = ReportFiles.of(folder)
+    run = run if isinstance(run, Evidence) else read_evidence(Path(run))
+    paths = ReportFiles.of(folder or RunFolder(run.folder).report)
     texts = {
         paths.summary_md: markdown_summary(run),
         paths.summary_json: json_summary(run),
         paths.summary_csv: csv_table([run]),
         paths.page: build_page(run, data_dir=data_dir),
     }
-    _write([run], folder, texts)
+    _write([run], paths.page.parent, texts)
     return paths
 
 

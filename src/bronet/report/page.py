@@ -27,6 +27,8 @@ IDEA = (
     "no attack can lower them.",
 )
 STEPS = "Each step is one image; dotted are the radii of the table."
+CAPTIONS = "Each image with its predicted class and the certified radius r, within which no change alters that class."
+CLOSEST = " Below it, the nearest image with another class that an attack found: the class, and how far away it is."
 Cells = Sequence[Sequence[str]]
 
 
@@ -51,14 +53,14 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
     trained = facts.pop("command", None)
     # The quick start trains and certifies by one command.
     commands = [str(trained)] if trained else []
-    commands += [certificate.command, shlex.join(["bronet", "report", str(run.folder)])]
+    commands += [certificate.command, _command([run])]
     bound = f"All layers before the head together: at most {bound_text(certificate.lipschitz)}."
     parts = [
         _section("idea", "".join(_paragraph(line) for line in IDEA)),
         f'<dl class="tiles">{"".join(_tile(what, value) for what, value in tiles.items())}</dl>',
         _curves([run]),
         _heading("The radius of correctly classified images") + _table(distribution),
-        _heading("Images") + gallery_html(run, data_dir),
+        _heading("Images") + _note(CAPTIONS + (CLOSEST if run.closest else "")) + gallery_html(run, data_dir),
         _margins(run),
         _heading("By class") + _folded(f"{len(run.by_class())} classes", _table(_class_cells(run)), shown=10),
         _heading("Under attack") + _table(_attack_cells(run)) if run.attacks else "",
@@ -89,10 +91,15 @@ def build_comparison(runs: Sequence[Evidence], *, data_dir: Path | None) -> str:
         parts += [_note("The runs were certified on different images, so single images are not compared.")]
     if len(settings) > 1:
         parts += [_heading("Settings that differ"), _table(settings)]
-    command = shlex.join(["bronet", "report", *(str(run.folder) for run in runs)])
-    parts += [_heading("How to reproduce it"), f"<pre>{escape(command)}</pre>"]
+    parts += [_heading("How to reproduce it"), f"<pre>{escape(_command(runs))}</pre>"]
     images = list(dict.fromkeys(f"{run.certificate.data}, {run.images}" for run in runs))
     return _page(", ".join(run.name for run in runs), f"Certified robustness on {'; '.join(images)}", parts)
+
+
+def _command(runs: Sequence[Evidence]) -> str:
+    radii = [word for eps in runs[0].eps for word in ("--eps", eps)]
+    is_default = len(runs) == 1 and runs[0].eps == runs[0].certificate.eps
+    return shlex.join(["bronet", "report", *(str(run.folder) for run in runs), *([] if is_default else radii)])
 
 
 def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
@@ -145,8 +152,8 @@ def _facts(facts: dict[str, str]) -> str:
 
 def _curves(runs: Sequence[Evidence]) -> str:
     chart = curve_chart([(run.name, run.rows) for run in runs], [parse_budget(eps) for run in runs for eps in run.eps])
-    counted = f"Share of {runs[0].images}" if len(runs) == 1 else "Share of the images of each run"
-    return chart + _note(f"{counted}, that are classified correctly and proved to stay so within the radius. {STEPS}")
+    of = f", of {runs[0].images}" if len(runs) == 1 else ""
+    return chart + _note(f"Share that is classified correctly and proved to stay so within the radius{of}. {STEPS}")
 
 
 def _margins(run: Evidence) -> str:
