@@ -12,7 +12,6 @@ from bronet.cli.options import (
     DownloadOption,
     EpsOption,
     RunArgument,
-    checked_radii,
     opened_runs,
     out_option,
     usable_device,
@@ -48,9 +47,9 @@ def report(
     from bronet.report import write_comparison, write_report
     from bronet.report.evidence import at_radii, read_evidence
 
-    radii, console = checked_radii(eps), open_console()
+    console = open_console()
     with opened_runs(*runs) as folders:
-        evidence = at_radii([read_evidence(folder) for folder in folders], radii)
+        evidence = at_radii([read_evidence(folder) for folder in folders], eps or ())
         if len(folders) == 1:
             written = list(write_report(evidence[0], out, data_dir=data_dir))
         else:
