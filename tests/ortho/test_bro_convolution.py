@@ -9,7 +9,6 @@ from bronet.ortho.bro_convolution import (
     Windows,
     _Reflection,
     apply_factor,
-    geometry_of,
     images_of,
     pixels_of,
     reflect_images,
@@ -103,7 +102,7 @@ def test_one_call_form_chooses_by_grid_size() -> None:
     assert is_dense((4, 4), CPU)
     assert not is_dense((34, 34), CPU)
     x, V = draw(1, 4, 14, 14), draw(4, 2, 3, 3)
-    y = reflect_images(x, V, geometry_of(x, c_out=4, padding=1, keep_padding=False, ridge=RIDGE))
+    y = reflect_images(x, V, Geometry(Windows.of((14, 14), 1), 4, RIDGE, dense=False))
     assert_close(y, textbook_bro_convolution(x, V, c_out=4, ridge=RIDGE), atol=1e-10, rtol=0)
 
 
@@ -112,6 +111,6 @@ def test_gradient_is_right_by_finite_differences() -> None:
     x = draw(1, 4, 3, 4, seed=3).requires_grad_()
 
     def convolution(x: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
-        return reflect_images(x, V, geometry_of(x, c_out=4, padding=1, keep_padding=False, ridge=1e-3))
+        return reflect_images(x, V, Geometry(Windows.of((3, 4), 1), 4, 1e-3, dense=True))
 
     assert torch.autograd.gradcheck(convolution, (x, V))

@@ -7,27 +7,26 @@ the ridge is felt. Runs in the real low-rank form: no complex number, no c x c m
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bronet.layers.base import reflected_rank, require_ridge, to_autocast, without_autocast
-from bronet.layers.convolution import Convolution, Options
+from bronet.layers.convolution import Convolution, Options, residual_of, start_near_identity, with_residual
 from bronet.layers.execution import Inversion, ReflectorLayer
-from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
     apply_factor,
     embed_image,
-    geometry_of,
     images_of,
     pixels_of,
     reflect_images,
     reflector_factor,
     reflector_inverses,
 )
+from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
@@ -50,13 +49,7 @@ class _GridInversion(Inversion):
         return reflector_inverses(kernels, self.geometry, dtype=self.dtype)
 
 
-class _Key(NamedTuple):
-    geometry: Geometry
-    precision: torch.dtype
-    dtype: torch.dtype
-
-
-class BROConv2d(Convolution[_Key, Tensor], ReflectorLayer[_Key, Tensor]):
+class BROConv2d(Convolution[_GridInversion, Tensor], ReflectorLayer[_GridInversion, Tensor]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
@@ -84,21 +77,18 @@ class BROConv2d(Convolution[_Key, Tensor], ReflectorLayer[_Key, Tensor]):
         """Return the kernel that is reflected, computed in this precision."""
         return with_residual(self.weight.to(dtype), self.residual)
 
-    def derive(self, key: _Key) -> Tensor:
+    def derive(self, key: _GridInversion) -> Tensor:
         return reflector_factor(self.V(key.precision), key.geometry, dtype=key.dtype)
 
     def convolve(self, x: Tensor) -> Tensor:
         x = to_autocast(x)
-        precision = self.precision_for(x)
         with without_autocast(x.device.type):
-            geometry = geometry_of(
-                x, c_out=self.out_channels, padding=self.padding, keep_padding=self.keep_padding, ridge=self.ridge
-            )
+            windows = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=self.keep_padding)
+            geometry = Geometry(windows, self.out_channels, self.ridge, is_dense(windows.source.grid, x.device))
+            inversion = _GridInversion(self.weight.shape, self.precision_for(x), x.dtype, geometry)
             if self.keeps_derived:
-                Q = self.derived(_Key(geometry, precision, x.dtype))
-                return images_of(apply_factor(pixels_of(x), Q, geometry), geometry)
-            inverse = self.inverse_for(_GridInversion(self.weight.shape, precision, x.dtype, geometry))
-            return reflect_images(x, self.V(precision), geometry, inverse=inverse)
+                return images_of(apply_factor(pixels_of(x), self.derived(inversion), geometry), geometry)
+            return reflect_images(x, self.V(inversion.precision), geometry, inverse=self.inverse_for(inversion))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)

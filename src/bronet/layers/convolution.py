@@ -2,8 +2,13 @@
 
 A kind of convolution says how an image becomes another one and what is proved of it; strides, checks, errors and the
 question of the image's size are answered here. `layers.registry` names the kinds.
+
+With `residual_depth` L, a kernel is V = I + alpha / sqrt(L) weight (App. B.2): I has ones at the centre tap of channel
+pairs i, i; alpha is one learned number per output channel that starts at one, as in the published networks (the text
+says a scalar); L counts the layers of the block.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import (
@@ -25,6 +30,7 @@ from bronet.layers.base import (
     require_shape,
 )
 from bronet.layers.shape import require_multiples, unshuffle
+from bronet.ortho.real_dft import memoized
 from bronet.proof.proved_map import ProvedMap
 
 PaddingMode = Literal["zeros", "circular"]
@@ -44,10 +50,10 @@ class Options:
 class Convolution(DerivedLayer[K, T], Generic[K, T]):
     """A Lipschitz layer from images (b, in_channels, h, w) to images of `out_channels`, of any size.
 
-    All kinds share this constructor; a kind that cannot do what an argument asks for refuses it. No kind adds a bias to
-    its output: `Bias`, or `Centring` with its bias, is a layer of its own. The `bias` of CPL, SLL and Sandwich lies
-    inside of them. The output has the shape (b, c, h, w), but its memory order may be (h, w, c, b), which the next
-    layer reads without a copy. Flatten it with `Flatten` or `.reshape`; `.view` may refuse.
+    All kinds share this constructor; a kind refuses what it cannot do. No kind adds a bias to its output: `Bias` and
+    `Centring` are layers of their own, and the `bias` of CPL, SLL and Sandwich lies inside of them. The output's memory
+    order may be (h, w, c, b), which the next layer reads without a copy: flatten it with `Flatten` or `.reshape`, as
+    `.view` may refuse.
 
     Args:
         in_channels, out_channels: of the images that come in and go out; any two numbers.
@@ -56,12 +62,11 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
             nothing is lost, and images must be multiples of the stride. (The one exception is
             `LipschitzRegularizedConv2d`, an ordinary strided convolution.)
         padding: zeros on each side of the image, after the stride; by default kernel_size // 2.
-        padding_mode: "zeros", or "circular" where the image wraps around instead and `padding` must be left out; zeros
-            by default wherever the kind has them.
+        padding_mode: "zeros", or "circular" where the image wraps around and `padding` must be left out.
         input_size: height and width of the images before the stride, where they are known: what `lipschitz_bound`
             takes if it is given no size. The layer still takes images of any size.
         rank: n, the directions that a BRO convolution reflects per frequency; see `reflected_rank` for the default.
-        residual_depth: L of the parameter I + alpha / sqrt(L) V, for kinds with a residual; none by default.
+        residual_depth: L of the kernel I + alpha / sqrt(L) V, for kinds with a residual; none by default.
         hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
         keep_padding: return the padded grid of a BRO convolution instead of cropping it.
         ridge: relative ridge on V*V of a BRO convolution; 1e-7 by default.
@@ -192,9 +197,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         if padding is None:
             return 0 if self.circular else kept
         if self.circular:
-            raise BronetError(
-                f"padding must be left out with padding_mode='circular', which adds none, got {padding!r}"
-            )
+            without = "padding must be left out with padding_mode='circular'"
+            raise BronetError(f"{without}, which adds none, got {padding!r}")
         if type(padding) is int and (padding == kept or (least is not None and padding >= least)):
             return padding
         if least is None:
@@ -212,3 +216,46 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
 
 
 AnyConvolution = Convolution[Any, Any]
+
+
+class IdentityResidual(nn.Module):
+    """Owns alpha, and adds the identity to a kernel (m, n, k, k) or a matrix (m, n)."""
+
+    def __init__(self, weight: Tensor, depth: int) -> None:
+        super().__init__()
+        require_counts(residual_depth=depth)
+        self.depth = depth
+        self.alpha = nn.Parameter(weight.new_ones(weight.shape[0]))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
+        return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
+
+
+def residual_of(weight: Tensor, depth: int | None) -> IdentityResidual | None:
+    """Return the residual of a layer with this parameter and `residual_depth`; None where it has none."""
+    return None if depth is None else IdentityResidual(weight, depth)
+
+
+def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:
+    """Return the kernel that a parameter stands for."""
+    return weight if residual is None else residual(weight)
+
+
+def start_near_identity(weight: nn.Parameter, residual: IdentityResidual | None) -> None:
+    """Start a kernel at the identity, or near it with the residual."""
+    if residual is None:
+        nn.init.dirac_(weight)
+    else:
+        nn.init.normal_(weight, std=1 / weight[:, 0].numel())
+        nn.init.ones_(residual.alpha)
+
+
+@memoized(32)
+def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
+
+    It is made on the CPU: a copy to a GPU has arrived when it returns, so any stream may use what another asked for.
+    """
+    is_matrix = len(shape) == 2
+    return (torch.eye(*shape, dtype=dtype) if is_matrix else nn.init.dirac_(torch.empty(shape, dtype=dtype))).to(device)

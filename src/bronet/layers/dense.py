@@ -27,8 +27,8 @@ from bronet.layers.base import (
     to_autocast,
     without_autocast,
 )
+from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
-from bronet.layers.residual_kernel import IdentityResidual, residual_of, with_residual
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
@@ -54,8 +54,11 @@ class _Dense(DerivedLayer[torch.dtype, T]):
         require_counts(in_features=in_features, out_features=out_features)
         require_ridge(ridge)
         self.in_features, self.out_features, self.ridge = in_features, out_features, ridge
-        self.weight: nn.Parameter
-        self.residual: IdentityResidual | None
+
+    def _start_with(self, weight: Tensor, residual_depth: int | None) -> None:
+        self.weight = nn.Parameter(weight)
+        self.residual = residual_of(self.weight, residual_depth)
+        self.reset_parameters()
 
     def V(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix that is orthogonalised, computed in this precision."""
@@ -65,7 +68,7 @@ class _Dense(DerivedLayer[torch.dtype, T]):
         """Start from independent normals; near the identity with the residual re-parameterisation."""
         nn.init.normal_(self.weight, std=1 / self.weight.shape[0])
         if self.residual is not None:
-            self.residual.reset_parameters()
+            nn.init.ones_(self.residual.alpha)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.proved((self.in_features,)).lipschitz
@@ -96,9 +99,7 @@ class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple
     ) -> None:
         super().__init__(in_features, out_features, ridge)
         self.rank, m = reflected_rank(rank, in_features, out_features), max(in_features, out_features)
-        self.weight = nn.Parameter(torch.empty(m, self.rank, device=device, dtype=dtype))
-        self.residual = residual_of(self.weight, residual_depth)
-        self.reset_parameters()
+        self._start_with(torch.empty(m, self.rank, device=device, dtype=dtype), residual_depth)
 
     def derive(self, key: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return V and (V'V + e I)^-1."""
@@ -152,9 +153,7 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, ridge)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.residual = residual_of(self.weight, residual_depth)
-        self.reset_parameters()
+        self._start_with(torch.empty(out_features, in_features, device=device, dtype=dtype), residual_depth)
 
     def source(self, key: torch.dtype) -> Tensor:
         return self.V(key)

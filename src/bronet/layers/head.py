@@ -6,6 +6,7 @@ normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L 
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -17,25 +18,13 @@ from bronet.errors import BronetError
 from bronet.layers.base import LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products
+from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
 class Head(LipschitzLayer):
-    """A last layer."""
-
-    classes: int
-
-    @abstractmethod
-    def gaps(self) -> Float[Tensor, "k k"]:
-        """Return the differentiable matrix of the Lipschitz constants of f_t - f_j; zero on the diagonal."""
-
-
-class LastLayerNormalized(Head):
-    """LLN: rows of length one, with bias; f_t - f_j then has the Lipschitz constant |w_t - w_j|."""
-
-    parameter_methods: ClassVar[tuple[str, ...]] = ("gaps",)
+    """A last layer: a linear map and a bias."""
 
     def __init__(
         self,
@@ -47,13 +36,40 @@ class LastLayerNormalized(Head):
     ) -> None:
         super().__init__()
         self.in_features, self.classes = in_features, classes
-        self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
-        self.reset_parameters()
+        self.make_linear(device, dtype)
+        self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
 
-    def reset_parameters(self) -> None:
+    @abstractmethod
+    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Make the parameters of the linear map."""
+
+    @abstractmethod
+    def gaps(self) -> Float[Tensor, "k k"]:
+        """Return the differentiable matrix of the Lipschitz constants of f_t - f_j; zero on the diagonal."""
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.proved((self.in_features,)).lipschitz
+
+    def _with_bias(self, linear: ProvedMap, shape: tuple[int, ...]) -> ProvedMap:
+        """Return the proof of the head for activations of this shape, from that of its linear map."""
+        if shape != (self.in_features,):
+            wanted = f"the head expects {self.in_features} features"
+            raise BronetError(f"{wanted}, got activations of shape {shape}; flatten them")
+        # The bias is cloned: a model in float64 must not share its numbers with a proof.
+        apply, bias = linear.apply, self.bias.detach().double().clone()
+        gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
+        offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
+        return replace(linear, apply=lambda h: apply(h) + bias, gain=gain, offset=offset)
+
+
+class LastLayerNormalized(Head):
+    """LLN: rows of length one, with bias; f_t - f_j then has the Lipschitz constant |w_t - w_j|."""
+
+    parameter_methods: ClassVar[tuple[str, ...]] = ("gaps",)
+
+    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.weight = nn.Parameter(torch.empty(self.classes, self.in_features, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
-        nn.init.zeros_(self.bias)
 
     def rows(self) -> Tensor:
         """Return the rows, normalised."""
@@ -68,22 +84,14 @@ class LastLayerNormalized(Head):
     def gaps(self) -> Float[Tensor, "k k"]:
         rows = self.rows()
         # Differences, not 2 - 2 cos: nearly parallel rows keep their digits. The diagonal's gradient is zero.
-        differences = rows[:, None] - rows[None]
-        return torch.linalg.vector_norm(differences, dim=-1)
+        return torch.linalg.vector_norm(rows[:, None] - rows[None], dim=-1)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        _require_vector(shape, self.in_features)
-        # The bias is cloned: a model in float64 must not share its numbers with a proof.
-        rows, bias = _normalized(self.weight.detach().double()), self.bias.detach().double().clone()
+        rows = _normalized(self.weight.detach().double())
         norm = largest_singular_value(rows)
-        gain = gain_of_products([Product(norm, absolute_norm(rows), self.in_features)])
-        shift = float(torch.linalg.vector_norm(bias))
-        apply = lambda h: h @ rows.mT + bias  # noqa: E731
-        gain, offset = up(gain + gamma(1) * (norm + gain)), up(gamma(1) * shift + UNDERFLOW)
-        return ProvedMap(apply, (self.classes,), norm, gain, offset, gaps=upper_gaps(rows))
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((self.in_features,)).lipschitz
+        products = [Product(norm, absolute_norm(rows), self.in_features)]
+        plain = linear(lambda h: h @ rows.mT, (self.classes,), products, norm)
+        return replace(self._with_bias(plain, shape), gaps=upper_gaps(rows))
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.classes}"
@@ -92,18 +100,9 @@ class LastLayerNormalized(Head):
 class OrthogonalHead(Head):
     """A semi-orthogonal BRO layer with bias: every difference of logits is sqrt(2)-Lipschitz (section 2.1)."""
 
-    def __init__(
-        self,
-        in_features: int,
-        classes: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.classes = classes
-        self.linear = BROLinear(in_features, classes, ridge=SEMI_ORTHOGONAL_RIDGE, device=device, dtype=dtype)
-        self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
+    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        sizes = self.in_features, self.classes
+        self.linear = BROLinear(*sizes, ridge=SEMI_ORTHOGONAL_RIDGE, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = _full_precision(x)
@@ -115,19 +114,7 @@ class OrthogonalHead(Head):
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        _require_vector(shape, self.linear.in_features)
-        linear, bias = self.linear.proved(shape), self.bias.detach().double().clone()
-        gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
-        offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
-        return ProvedMap(lambda h: linear.apply(h) + bias, (self.classes,), linear.lipschitz, gain, offset)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.linear.lipschitz_bound()
-
-
-def _require_vector(shape: tuple[int, ...], features: int) -> None:
-    if shape != (features,):
-        raise BronetError(f"the head expects {features} features, got activations of shape {shape}; flatten them")
+        return self._with_bias(self.linear.proved((self.in_features,)), shape)
 
 
 def _full_precision(x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """From one word to a convolution: every layer of the comparison, and layers of one's own, behind the same call."""
 
-import torch
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, cast
 
 from bronet.errors import BronetError
 from bronet.layers.bro_conv import BROConv2d
-from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
+from bronet.layers.convolution import AnyConvolution, Convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.rivals.eco import ECOConv2d
 from bronet.layers.rivals.fourier import CayleyConv2d, CholeskyConv2d, LOTConv2d, SandwichConv2d
@@ -12,6 +13,8 @@ from bronet.layers.rivals.potential import CPLConv2d, SLLConv2d
 from bronet.layers.rivals.soc import SOCConv2d
 from bronet.layers.rivals.spatial import AOLConv2d, BCOPConv2d, StandardConv2d
 from bronet.wording import is_short_word
+
+P = ParamSpec("P")
 
 CONVOLUTIONS: dict[str, type[AnyConvolution]] = {
     "bro": BROConv2d,
@@ -55,41 +58,18 @@ def convolution_named(name: str) -> type[AnyConvolution]:
     return CONVOLUTIONS[name]
 
 
-def create_convolution(
-    name: str,
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int = 3,
-    *,
-    stride: int = 1,
-    padding: int | None = None,
-    padding_mode: PaddingMode | None = None,
-    input_size: tuple[int, int] | None = None,
-    rank: int | None = None,
-    residual_depth: int | None = None,
-    hidden_channels: int | None = None,
-    keep_padding: bool = False,
-    ridge: float | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> AnyConvolution:
-    """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
+def _created_by_name(
+    _arguments_of: Callable[P, AnyConvolution],
+) -> Callable[Concatenate[str, P], AnyConvolution]:
+    def create_convolution(name: str, /, *args: P.args, **kwargs: P.kwargs) -> AnyConvolution:
+        """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
 
-    The arguments are those of `Convolution`; what the kind does not have is refused.
-    """
-    return convolution_named(name)(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=padding,
-        padding_mode=padding_mode,
-        input_size=input_size,
-        rank=rank,
-        residual_depth=residual_depth,
-        hidden_channels=hidden_channels,
-        keep_padding=keep_padding,
-        ridge=ridge,
-        device=device,
-        dtype=dtype,
-    )
+        The other arguments are those of `Convolution`; what the kind does not have is refused.
+        """
+        kind = cast(Callable[P, AnyConvolution], convolution_named(name))
+        return kind(*args, **kwargs)
+
+    return create_convolution
+
+
+create_convolution = _created_by_name(BROConv2d)

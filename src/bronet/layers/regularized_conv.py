@@ -15,8 +15,14 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
-from bronet.layers.convolution import Convolution, Options, PaddingMode
-from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import (
+    Convolution,
+    Options,
+    PaddingMode,
+    residual_of,
+    start_near_identity,
+    with_residual,
+)
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear
@@ -35,6 +41,15 @@ def convolve_patches(x: Tensor, kernel: Tensor, *, stride: int, padding: int) ->
     windows = padded.unfold(2, k, stride).unfold(3, k, stride).permute(2, 3, 1, 4, 5, 0)  # h w c k k b, a view
     patches = F.pad(windows.reshape(h * w, -1, x.shape[0]), (0, 0, 0, fill))
     return (F.pad(kernel.flatten(1), (0, fill)) @ patches).view(h, w, kernel.shape[0], x.shape[0]).permute(3, 2, 0, 1)
+
+
+def power_iteration(gram: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tensor:
+    """Return v after so many steps v <- J'J v / |J'J v|; where J'J v is zero, v stays as it was."""
+    for _ in range(steps):
+        moved = gram(v)
+        size = moved.norm()
+        v = torch.where(size > 0, moved / size, v)
+    return v
 
 
 class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
@@ -96,12 +111,12 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
         """Take power-iteration steps on J'J, warm-started from the stored vector."""
         v = self.power_vector
         kernel = unit_scaled(self.derive(v.dtype))  # the direction is the same, and squares cannot underflow
-        for _ in range(steps):
+
+        def gram(v: Tensor) -> Tensor:
             w = F.conv2d(v, kernel, stride=self.stride, padding=self.padding)
-            v = conv2d_input(v.shape, kernel, w, stride=self.stride, padding=self.padding)
-            size = v.norm()
-            v = torch.where(size > 0, v / size, self.power_vector)  # a zero kernel leaves the vector as it was
-        self.power_vector.copy_(v)
+            return conv2d_input(v.shape, kernel, w, stride=self.stride, padding=self.padding)
+
+        v.copy_(power_iteration(gram, v, steps))
 
     def lipschitz_estimate(self) -> Tensor:
         """Return |J v| / |v| for the stored vector: a lower bound, differentiable in the kernel."""

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.real_dft import RealDFT, Window, frequencies, is_dense, real_dft
+from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of, symmetric_inverse, unit_scaled
 from bronet.ortho.spectrum import (
@@ -154,12 +154,6 @@ def reflect_images(
     memory order is (h, w, c, b), as the next layer wants it.
     """
     return images_of(_Reflection.apply(pixels_of(x), V, inverse, geometry), geometry)
-
-
-def geometry_of(x: Tensor, *, c_out: int, padding: int, keep_padding: bool, ridge: float) -> Geometry:
-    """Return the geometry of a convolution of the images x (b, c, h, w)."""
-    windows = Windows.of((x.shape[-2], x.shape[-1]), padding, keep_padding=keep_padding)
-    return Geometry(windows, c_out, ridge, is_dense(windows.source.grid, x.device))
 
 
 def pixels_of(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels c b"]:

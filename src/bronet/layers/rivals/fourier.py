@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import like_input
-from bronet.layers.convolution import Convolution, Options
-from bronet.layers.residual_kernel import residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import Convolution, Options, residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
@@ -42,31 +41,7 @@ class GridKey(NamedTuple):
     dtype: torch.dtype
 
 
-class _SpectralConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
-    """A convolution that applies the matrices that `derive` returns, real blocks, between Fourier transforms."""
-
-    least_padding: ClassVar[int | None] = 1
-    weight: nn.Parameter
-
-    @abstractmethod
-    def apply_matrices(self, x: Tensor, matrices: Sequence[Tensor], basis: RealDFT) -> Tensor:
-        """Return the output for images x and the matrices in their precision."""
-
-    def convolve(self, x: Tensor) -> Tensor:
-        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding).source
-        dense = is_dense(window.grid, x.device)
-        matrices = [like_input(W, x) for W in self.derived(GridKey(window.grid, dense, self.precision_for(x)))]
-        basis = real_dft(window, dense=dense, dtype=matrices[0].dtype, device=x.device)
-        return self.apply_matrices(x, matrices, basis)
-
-    def proved_parts(self, size: tuple[int, int]) -> tuple[FourierFrame, tuple[Tensor, ...]]:
-        """Return the bases for images of this size and the matrices, in float64."""
-        windows = Windows.of(size, self.padding)
-        frame = FourierFrame.of(windows, self.weight.device)
-        return frame, self.derive(GridKey(windows.source.grid, frame.dense, torch.float64))
-
-
-class FourierConv2d(_SpectralConv2d):
+class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
     """A convolution given by a matrix for each frequency; arguments as in `Convolution`.
 
     Where the channels differ (after the stride), the layer is semi-orthogonal. The parameter has `kernel_size` taps per
@@ -74,6 +49,8 @@ class FourierConv2d(_SpectralConv2d):
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
+    least_padding: ClassVar[int | None] = 1
+    weight: nn.Parameter
 
     def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
         k = self.kernel_size
@@ -89,19 +66,33 @@ class FourierConv2d(_SpectralConv2d):
         """Return the matrices W of the parameter's complex matrices V, (f, c_out, c_in)."""
 
     def derive(self, key: GridKey) -> tuple[Tensor, ...]:
+        """Return the matrices that are applied, as real blocks."""
         V = centred_spectrum(with_residual(self.weight.to(key.dtype), self.residual), key.grid, dense=key.dense)
         return (real_blocks(self.orthogonalize(V)),)
 
+    def convolve(self, x: Tensor) -> Tensor:
+        window = Windows.of((x.shape[-2], x.shape[-1]), self.padding).source
+        dense = is_dense(window.grid, x.device)
+        matrices = [like_input(W, x) for W in self.derived(GridKey(window.grid, dense, self.precision_for(x)))]
+        basis = real_dft(window, dense=dense, dtype=matrices[0].dtype, device=x.device)
+        return self.apply_matrices(x, matrices, basis)
+
     def apply_matrices(self, x: Tensor, matrices: Sequence[Tensor], basis: RealDFT) -> Tensor:
+        """Return the output for images x and the matrices in their precision."""
         return apply_spectrum(x, matrices[0], basis)
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
-        frame, (W,) = self.proved_parts(size)
+        windows = Windows.of(size, self.padding)
+        frame = FourierFrame.of(windows, self.weight.device)
+        return self.proved_matrices(frame, self.derive(GridKey(windows.source.grid, frame.dense, torch.float64)), size)
+
+    def proved_matrices(self, frame: FourierFrame, matrices: tuple[Tensor, ...], size: tuple[int, int]) -> ProvedMap:
+        """Return the proof of `apply_matrices` for images of this size and matrices in float64."""
+        (W,) = matrices
         remark, norm = self.remark(W), largest_singular_value(W)
-        products = [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
         apply = lambda x: apply_spectrum(x, W, frame.source)  # noqa: E731
-        proved = linear(apply, (self.out_channels, *size), products, up(norm * frame.norm**2))
-        return replace(proved, remark=remark)
+        bound = up(norm * frame.norm**2)
+        return replace(linear(apply, (self.out_channels, *size), _around(frame, W, norm), bound), remark=remark)
 
     def remark(self, W: Tensor) -> str:
         """Return what a reader of a certificate should know of the matrices W; nothing by default."""
@@ -173,7 +164,7 @@ class LOTConv2d(FourierConv2d):
         )
 
 
-class SandwichConv2d(_SpectralConv2d):
+class SandwichConv2d(FourierConv2d):
     """sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I (Wang and Manchester 2023).
 
     A nonlinear 1-Lipschitz convolution, its hidden layer of c_out channels; arguments as in `Convolution`, `padding` of
@@ -182,6 +173,7 @@ class SandwichConv2d(_SpectralConv2d):
     is at most 4 (t S - S^2) <= t^2, so the norm is at most t, the squared norm of (A, B) as stored.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset()
     recordable: ClassVar[bool] = False
 
     def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
@@ -197,8 +189,12 @@ class SandwichConv2d(_SpectralConv2d):
 
     def derive(self, key: GridKey) -> tuple[Tensor, ...]:
         """Return sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels."""
-        W = math.sqrt(2) * cayley(centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense))
+        V = centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense)
+        W = math.sqrt(2) * self.orthogonalize(V)
         return real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels])
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        return cayley(V)
 
     def _shift(self, dtype: torch.dtype) -> Tensor:
         return (self.log_psi.to(dtype).exp() * self.bias.to(dtype))[:, None, None]
@@ -208,9 +204,8 @@ class SandwichConv2d(_SpectralConv2d):
         hidden = F.relu(apply_spectrum(x, into, basis) + self._shift(x.dtype))
         return apply_spectrum(hidden, out, basis)
 
-    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
-        frame, (into, out) = self.proved_parts(size)
-        shift = self._shift(torch.float64)
+    def proved_matrices(self, frame: FourierFrame, matrices: tuple[Tensor, ...], size: tuple[int, int]) -> ProvedMap:
+        (into, out), shift = matrices, self._shift(torch.float64)
         both = largest_singular_value(torch.cat((into.mT, out), dim=-2))
         lipschitz = up(both**2 / 2 * frame.norm**4)
 
@@ -218,11 +213,14 @@ class SandwichConv2d(_SpectralConv2d):
             hidden = F.relu(apply_spectrum(x, into, frame.source) + shift)
             return apply_spectrum(hidden, out, frame.source)
 
-        first = [*frame.analysis(), Product(both, absolute_norm(into), into.shape[-1]), *frame.synthesis()]
-        second = [*frame.analysis(), Product(both, absolute_norm(out), out.shape[-1]), *frame.synthesis()]
         size_of_shift = up(float(shift.norm()) * (size[0] * size[1]) ** 0.5)
-        gain, offset = _rounding_around_relu(first, second, size_of_shift)
+        gain, offset = _rounding_around_relu(_around(frame, into, both), _around(frame, out, both), size_of_shift)
         return ProvedMap(apply, (self.out_channels, *size), lipschitz, gain, offset)
+
+
+def _around(frame: FourierFrame, W: Tensor, norm: float) -> list[Product]:
+    """Return the products of D' W D."""
+    return [*frame.analysis(), Product(norm, absolute_norm(W), W.shape[-1]), *frame.synthesis()]
 
 
 def _rounding_around_relu(first: list[Product], second: list[Product], shift: float) -> tuple[float, float]:

@@ -7,6 +7,7 @@ normalised U x; it stands for the published bias times the normalisation.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from bronet.layers.base import like_input, require_counts
 from bronet.layers.convolution import Convolution, Options
+from bronet.layers.regularized_conv import power_iteration
 from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled
@@ -70,9 +72,8 @@ class PotentialConv2d(Convolution[Key, Tensor]):
     def convolve(self, x: Tensor) -> Tensor:
         x = embed_channels(x, self.channels, dim=1)
         U = like_input(self.derived(self.key_for(x)), x)
-        hidden = F.relu(convolve_kept_size(x, U, circular=self.circular) + self.bias.to(x.dtype)[:, None, None])
-        y = x - 2 * convolve_kept_size(hidden, _adjoint(U), circular=self.circular)
-        return y[:, : self.out_channels]
+        convolve = partial(convolve_kept_size, circular=self.circular)
+        return _step(x, U, self.bias.to(x.dtype), convolve)[:, : self.out_channels]
 
     def key_for(self, x: Tensor) -> Key:
         """Return what U depends on besides the parameters, for activations at the layer's width."""
@@ -81,17 +82,14 @@ class PotentialConv2d(Convolution[Key, Tensor]):
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         U, norm = self.bounded_kernel(size)
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
-        adjoint, bias = _adjoint(U), self.bias.detach().double().clone()
-        inner, outer, circular = self.channels, self.out_channels, self.circular
-
-        def apply(x: Tensor) -> Tensor:
-            x = embed_channels(x, inner, dim=1)
-            hidden = F.relu(patch_convolution(x, U, circular=circular) + bias[:, None, None])
-            y = x - 2 * patch_convolution(hidden, adjoint, circular=circular)
-            return y[:, :outer]
-
+        bias, inner, outer = self.bias.detach().double().clone(), self.channels, self.out_channels
+        convolve = partial(patch_convolution, circular=self.circular)
         shift = up(float(bias.norm()) * (size[0] * size[1]) ** 0.5)
         gain, offset = _rounding(U, norm, shift)
+
+        def apply(x: Tensor) -> Tensor:
+            return _step(embed_channels(x, inner, dim=1), U, bias, convolve)[:, :outer]
+
         return ProvedMap(apply, (self.out_channels, *size), reflector_norm(up(norm**2)), gain, offset)
 
     def extra_repr(self) -> str:
@@ -135,12 +133,11 @@ class CPLConv2d(PotentialConv2d):
     def update_estimate(self, steps: int) -> None:
         """Take power-iteration steps on W'W, warm-started from the stored vector."""
         W = unit_scaled(self.weight.to(torch.promote_types(torch.float32, self.weight.dtype)))
-        adjoint, v = W.transpose(0, 1).flip(-2, -1), self.power_vector.to(W.dtype)
-        for _ in range(steps):
-            moved = convolve_kept_size(convolve_kept_size(v, W, circular=True), adjoint, circular=True)
-            size = moved.norm()
-            v = torch.where(size > 0, moved / size, v)  # a zero kernel leaves the vector as it was
-        self.power_vector.copy_(v)
+
+        def gram(v: Tensor) -> Tensor:
+            return convolve_kept_size(convolve_kept_size(v, W, circular=True), _adjoint(W), circular=True)
+
+        self.power_vector.copy_(power_iteration(gram, self.power_vector.to(W.dtype), steps))
 
     def key_for(self, x: Tensor) -> Key:
         return Key(self.precision_for(x), None if self.training else (x.shape[-2], x.shape[-1]))
@@ -204,7 +201,12 @@ class SLLConv2d(PotentialConv2d):
 
     @torch.no_grad()
     def bound_for_every_size(self) -> float:
-        return reflector_norm(up(weighted_sum_norm(*self._rescaled(torch.float64)) ** 2))
+        return reflector_norm(up(self.bounded_kernel((1, 1)).norm ** 2))
+
+
+def _step(x: Tensor, U: Tensor, bias: Tensor, convolve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return x - 2 U' relu(U x + b)."""
+    return x - 2 * convolve(F.relu(convolve(x, U) + bias[:, None, None]), _adjoint(U))
 
 
 def _adjoint(U: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ carries.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -65,11 +66,8 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
     def convolve(self, x: Tensor) -> Tensor:
         kernel = like_input(self.derived(self.precision_for(x)), x)
         terms = self.training_terms if self.training else self.evaluation_terms
-        term = total = embed_channels(x, self.weight.shape[0], dim=1)
-        for j in range(1, terms):
-            term = convolve_kept_size(term, kernel, circular=self.circular) / j
-            total = total + term
-        return total[:, : self.out_channels]
+        convolve = partial(convolve_kept_size, kernel=kernel, circular=self.circular)
+        return _series(embed_channels(x, self.weight.shape[0], dim=1), convolve, terms)[:, : self.out_channels]
 
     def truncation_error(self, terms: int) -> float:
         """Return a proved bound on the norm of what the series leaves out after this many terms."""
@@ -78,18 +76,13 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         c, kernel = self.weight.shape[0], self.derive(torch.float64)
-        s, terms = skew_norm(kernel), self.evaluation_terms
-        channels, circular = self.out_channels, self.circular
+        s, terms, channels = skew_norm(kernel), self.evaluation_terms, self.out_channels
+        convolve = partial(patch_convolution, kernel=kernel, circular=self.circular)
+        gain = _series_gain(s, absolute_convolution_norm(kernel), c * self.kernel_size**2, terms)
 
         def apply(x: Tensor) -> Tensor:
-            term = total = embed_channels(x, c, dim=1)
-            for j in range(1, terms):
-                term = patch_convolution(term, kernel, circular=circular) / j
-                total = total + term
-            return total[:, :channels]
+            return _series(embed_channels(x, c, dim=1), convolve, terms)[:, :channels]
 
-        length = c * self.kernel_size**2
-        gain = _series_gain(s, absolute_convolution_norm(kernel), length, terms)
         return ProvedMap(apply, (self.out_channels, *size), up(1 + rest_of_series(s, terms)), gain, UNDERFLOW)
 
     def bound_for_every_size(self) -> float:
@@ -98,6 +91,15 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, terms=({self.training_terms}, {self.evaluation_terms})"
+
+
+def _series(x: Tensor, convolve: Callable[[Tensor], Tensor], terms: int) -> Tensor:
+    """Return the sum over j < terms of A^j x / j! for a convolution A."""
+    term = total = x
+    for j in range(1, terms):
+        term = convolve(term) / j
+        total = total + term
+    return total
 
 
 def skew_norm(kernel: Tensor) -> float:
