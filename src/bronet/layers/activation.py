@@ -7,12 +7,21 @@ A `Block` joins an activation to the layers before it: on a GPU its shift and it
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, OneLipschitz, batch_first, batch_last, require_channels, require_shape
+from bronet.layers.base import (
+    Device,
+    LipschitzLayer,
+    OneLipschitz,
+    batch_first,
+    batch_last,
+    require_channels,
+    require_shape,
+)
 from bronet.layers.shift import Bias, Centring
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.proof.rounding import UNDERFLOW, gamma, up
@@ -68,23 +77,14 @@ class Householder(LipschitzLayer):
     """
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        order: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, channels: int, *, order: int = 1, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         if channels < 2 or channels % 2:
             raise BronetError(f"channels must be even and at least 2 (Householder pairs them), got {channels}")
         if order not in (1, 2):
             raise BronetError(f"order of a Householder activation must be 1 or 2, got {order}")
-        self.angles = nn.Parameter(torch.empty(order, channels // 2, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.angles, math.pi / 2)
+        self.angles = nn.Parameter(torch.full((order, channels // 2), math.pi / 2, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, 2 * self.angles.shape[1], "Householder")
@@ -99,7 +99,7 @@ class Householder(LipschitzLayer):
         return ProvedMap(lambda x: _folded(x, sin, cos), shape, up(per_fold**folds), up(gain), UNDERFLOW)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return up(_norm_of_fold(*_normals(self.angles.detach().double())) ** self.angles.shape[0])
+        return self.proved((2 * self.angles.shape[1],)).lipschitz
 
 
 def _normals(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,4 @@ class Block(nn.Sequential):
     def parts(self) -> tuple[LipschitzLayer, LipschitzLayer, LipschitzLayer]:
         """Return the linear layer, the shift and the activation."""
         linear, shift, activation = self
-        assert isinstance(linear, LipschitzLayer)
-        assert isinstance(shift, LipschitzLayer)
-        assert isinstance(activation, LipschitzLayer)
-        return linear, shift, activation
+        return cast(tuple[LipschitzLayer, LipschitzLayer, LipschitzLayer], (linear, shift, activation))

@@ -18,6 +18,7 @@ from bronet.proof.proved_map import ProvedMap
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Device = torch.device | str | None
 IMAGE_AXES = 3  # channel, height, width
 
 

@@ -22,6 +22,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import (
     IMAGE_AXES,
     DerivedLayer,
+    Device,
     K,
     T,
     checked_shape,
@@ -96,7 +97,7 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         hidden_channels: int | None = None,
         keep_padding: bool = False,
         ridge: float | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from bronet.errors import BronetError
 from bronet.layers.base import (
     DerivedLayer,
+    Device,
     T,
     batch_first,
     batch_last,
@@ -94,7 +95,7 @@ class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple
         rank: int | None = None,
         residual_depth: int | None = None,
         ridge: float = BRO_RIDGE,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, ridge)
@@ -149,17 +150,14 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
         *,
         residual_depth: int | None = None,
         ridge: float = CHOLESKY_RIDGE,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, ridge)
         self._start_with(torch.empty(out_features, in_features, device=device, dtype=dtype), residual_depth)
 
-    def source(self, key: torch.dtype) -> Tensor:
-        return self.V(key)
-
-    def derive_from(self, source: Tensor) -> Tensor:
-        return cholesky_orthogonal(source, ridge=self.ridge)
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        return cholesky_orthogonal(V, ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
@@ -168,7 +166,7 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_features, "CholeskyLinear")
-        W = cholesky_orthogonal(self.V(torch.float64).detach(), ridge=self.ridge)
+        W = self.orthogonalize(self.V(torch.float64).detach())
         norm = largest_singular_value(W)
         products = [Product(norm, absolute_norm(W), self.in_features)]
         return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)

@@ -95,7 +95,7 @@ class PreparedLayer(DerivedLayer[K, T]):
 
 
 class PreparedWeightLayer(PreparedLayer[K, T]):
-    """A layer whose derived weight is computed ahead as a whole, gradient included: `derive_from(source(key))`."""
+    """A layer whose derived weight is computed ahead as a whole, gradient included: `orthogonalize(V(key))`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +110,14 @@ class PreparedWeightLayer(PreparedLayer[K, T]):
         return self.prepared_weight.awaited() if fits and self.prepared_weight is not None else super().derived(key)
 
     def derive(self, key: K) -> T:
-        return self.derive_from(self.source(key))
+        return self.orthogonalize(self.V(key))
 
     @abstractmethod
-    def source(self, key: K) -> Tensor:
+    def V(self, key: K) -> Tensor:
         """Return what the weight is derived from, as the parameters have it."""
 
     @abstractmethod
-    def derive_from(self, source: Tensor) -> T:
+    def orthogonalize(self, V: Tensor) -> T:
         """Compute the derived weight."""
 
 
@@ -183,11 +183,11 @@ def _prepare_weights(layers: Sequence[PreparedWeightLayer[K, T]]) -> Iterator[Si
         if layer.last_key is not None:
             device = _device_of(layer)
             with without_autocast(device.type):
-                source = layer.source(layer.last_key)
-                source = source.view_as(source)  # a parameter's own gradient is summed up where its optimiser waits
+                V = layer.V(layer.last_key)
+                V = V.view_as(V)  # a parameter's own gradient is summed up where its optimiser waits
                 work = SideStream(device)
                 with work():
-                    layer.prepared_weight = _Prepared(layer.derive_from(source), work)
+                    layer.prepared_weight = _Prepared(layer.orthogonalize(V), work)
             yield work
 
 

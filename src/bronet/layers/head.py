@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_channels, without_autocast
+from bronet.layers.base import Device, LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.proof.proved_map import Product, ProvedMap, linear
@@ -27,12 +27,7 @@ class Head(LipschitzLayer):
     """A last layer: a linear map and a bias."""
 
     def __init__(
-        self,
-        in_features: int,
-        classes: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_features: int, classes: int, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.in_features, self.classes = in_features, classes
@@ -40,7 +35,7 @@ class Head(LipschitzLayer):
         self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
 
     @abstractmethod
-    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def make_linear(self, device: Device, dtype: torch.dtype | None) -> None:
         """Make the parameters of the linear map."""
 
     @abstractmethod
@@ -67,7 +62,7 @@ class LastLayerNormalized(Head):
 
     parameter_methods: ClassVar[tuple[str, ...]] = ("gaps",)
 
-    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def make_linear(self, device: Device, dtype: torch.dtype | None) -> None:
         self.weight = nn.Parameter(torch.empty(self.classes, self.in_features, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
 
@@ -100,7 +95,7 @@ class LastLayerNormalized(Head):
 class OrthogonalHead(Head):
     """A semi-orthogonal BRO layer with bias: every difference of logits is sqrt(2)-Lipschitz (section 2.1)."""
 
-    def make_linear(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def make_linear(self, device: Device, dtype: torch.dtype | None) -> None:
         sizes = self.in_features, self.classes
         self.linear = BROLinear(*sizes, ridge=SEMI_ORTHOGONAL_RIDGE, device=device, dtype=dtype)
 

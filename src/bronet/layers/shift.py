@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, OneLipschitz, require_channels, require_shape
+from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_shape
 from bronet.proof.proved_map import ProvedMap
 from bronet.proof.rounding import UNDERFLOW, gamma, up
 
@@ -24,12 +24,7 @@ class Normalization(LipschitzLayer):
     mean: Tensor
 
     def __init__(
-        self,
-        mean: tuple[float, ...],
-        *,
-        std: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, mean: tuple[float, ...], *, std: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         if not std > 0:
@@ -68,9 +63,7 @@ class _Shift(OneLipschitz):
 
     mean: Tensor | None
 
-    def __init__(
-        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
@@ -103,9 +96,7 @@ class Centring(_Shift):
     mean: Tensor
     mean_over_all: Callable[[Tensor], Tensor]
 
-    def __init__(
-        self, channels: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(channels, device=device, dtype=dtype)
         self.register_buffer("mean", torch.zeros_like(self.bias, requires_grad=False))
         self.mean_over_all = local_mean

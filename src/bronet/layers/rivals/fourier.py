@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import like_input
-from bronet.layers.convolution import Convolution, Options, residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import (
+    Convolution,
+    IdentityResidual,
+    Options,
+    residual_of,
+    start_near_identity,
+    with_residual,
+)
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
@@ -51,6 +58,7 @@ class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
     least_padding: ClassVar[int | None] = 1
     weight: nn.Parameter
+    residual: IdentityResidual | None
 
     def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
         k = self.kernel_size
