@@ -4,44 +4,32 @@ from typing import Annotated, Literal
 
 import typer
 
+from bronet.cli import options
 from bronet.cli.exit_status import ExitStatus
-from bronet.cli.options import (
-    DataDirOption,
-    DeviceOption,
-    DownloadOption,
-    EpsOption,
-    LimitOption,
-    RunArgument,
-    SplitOption,
-    chosen_split,
-    opened_runs,
-    typed_command,
-    usable_device,
-)
 from bronet.run.shares import Share, ShareDone
 
 DEFAULT_EPS = "36/255"
 
 
 def attack(
-    run: RunArgument,
+    run: options.RunArgument,
     *,
     norm: Annotated[Literal["l2", "linf"], typer.Option("--norm", help="Which ball.")] = "l2",
-    eps: EpsOption = None,
+    eps: options.EpsOption = None,
     kind: Annotated[
         Literal["autoattack", "pgd"],
         typer.Option("--attack", help="AutoAttack (standard), or projected gradient ascent."),
     ] = "autoattack",
-    split: SplitOption = None,
-    limit: LimitOption = None,
+    split: options.SplitOption = None,
+    limit: options.LimitOption = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of pgd per restart.")] = 100,
     restarts: Annotated[int, typer.Option("--restarts", min=1, help="Restarts of pgd.")] = 5,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images that are attacked at once.")] = 250,
     seed: Annotated[int, typer.Option("--seed", help="Seed of random starts.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew instead of going on.")] = False,
-    device: DeviceOption = "auto",
-    data_dir: DataDirOption = None,
-    download: DownloadOption = False,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    download: options.DownloadOption = False,
 ) -> None:
     """Try to break a network, and compare with its certificate.
 
@@ -59,9 +47,9 @@ def attack(
     from bronet.wording import percent
 
     console = open_console()
-    with opened_runs(run) as (folder,):
+    with options.opened_runs(run) as (folder,):
         data = folder.recipe.data
-        split = chosen_split(split, data, data_dir=data_dir, download=download)
+        split = options.chosen_split(split, data, data_dir=data_dir, download=download)
         plans = [
             AttackPlan(
                 attack=kind,
@@ -75,7 +63,7 @@ def attack(
             )
             for radius in eps or (DEFAULT_EPS,)
         ]
-        place = usable_device(device)
+        place = options.usable_device(device)
         images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=folder.classes())
         for plan in plans:
             try:
@@ -86,7 +74,7 @@ def attack(
                         images=images,
                         overwrite=overwrite,
                         device=place,
-                        command=typed_command(),
+                        command=options.typed_command(),
                         progress=show,
                         warn=lambda line: say(console, f"warning: {line}"),
                         share=Share.of_this_process(),

@@ -6,23 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import (
-    DataDirOption,
-    DeviceOption,
-    DownloadOption,
-    EpsOption,
-    LimitOption,
-    OptionalRunArgument,
-    RunArgument,
-    Split,
-    SplitOption,
-    chosen_split,
-    command_for,
-    opened_runs,
-    out_option,
-    typed_command,
-    usable_device,
-)
+from bronet.cli import options
 from bronet.errors import BronetError
 from bronet.run.shares import Share
 
@@ -34,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def certify(
-    run: OptionalRunArgument = None,
+    run: options.OptionalRunArgument = None,
     *,
     pretrained: Annotated[
         Path | None,
         typer.Option("--pretrained", metavar="NAME", help="A pretrained network, by name or folder, in place of RUN."),
     ] = None,
     out: Annotated[
-        Path | None, out_option("Run folder of a pretrained network. Default: runs/NAME, with dashes.")
+        Path | None, options.out_option("Run folder of a pretrained network. Default: runs/NAME, with dashes.")
     ] = None,
-    eps: EpsOption = None,
-    split: SplitOption = None,
-    limit: LimitOption = None,
+    eps: options.EpsOption = None,
+    split: options.SplitOption = None,
+    limit: options.LimitOption = None,
     targeted: Annotated[
         bool, typer.Option("--targeted", help="Also write targeted.csv: how far each image is from each class.")
     ] = False,
     naive: Annotated[
         bool, typer.Option("--naive", help="Also show the numbers of the literature's way, which is not a proof.")
     ] = False,
-    device: DeviceOption = "auto",
-    data_dir: DataDirOption = None,
-    download: DownloadOption = False,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    download: options.DownloadOption = False,
 ) -> None:
     """Prove how far each image is from changing its class.
 
@@ -71,21 +55,21 @@ def certify(
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
     console = open_console()
-    with opened_runs(named, out=out) as (folder,):
+    with options.opened_runs(named, out=out) as (folder,):
         evidence = certify_and_show(
             folder,
             console,
             eps=eps or (),
-            split=chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download),
+            split=options.chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download),
             limit=limit,
             targeted=targeted,
-            device=usable_device(device),
+            device=options.usable_device(device),
             data_dir=data_dir,
             download=download,
         )
         if naive:
             show_naive(console, evidence.naive())
-    say(console, f"next:    {command_for('report', folder.path)}")
+    say(console, f"next:    {options.command_for('report', folder.path)}")
 
 
 def certify_and_show(
@@ -93,7 +77,7 @@ def certify_and_show(
     console: "Console",
     *,
     eps: Sequence[str] = (),
-    split: Split = "test",
+    split: options.Split = "test",
     limit: int | None = None,
     targeted: bool = False,
     device: str = "cpu",
@@ -115,7 +99,7 @@ def certify_and_show(
             device=device,
             data_dir=data_dir,
             download=download,
-            command=typed_command(),
+            command=options.typed_command(),
             progress=show,
             share=Share.of_this_process(),
         )
@@ -131,9 +115,9 @@ def verify(
         Path, typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json.")
     ],
     *,
-    device: DeviceOption = "auto",
-    data_dir: DataDirOption = None,
-    download: DownloadOption = False,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    download: options.DownloadOption = False,
 ) -> None:
     """Prove a certificate again, from weights and images. Refuse it if a byte or a number differs.
 
@@ -146,10 +130,10 @@ def verify(
 
     console = open_console()
     in_a_run = [] if certificate.suffix == ".json" else [certificate]
-    with opened_runs(*in_a_run) as folders, counting(console, "verifying") as show:
+    with options.opened_runs(*in_a_run) as folders, counting(console, "verifying") as show:
         result = verify_run(
             folders[0] if folders else certificate,
-            device=usable_device(device),
+            device=options.usable_device(device),
             data_dir=data_dir,
             download=download,
             progress=show,
@@ -158,7 +142,7 @@ def verify(
     say(console, f"largest difference of a radius: {result.largest_difference:.1e}")
 
 
-def check(run: RunArgument) -> None:
+def check(run: options.RunArgument) -> None:
     """Tell the Lipschitz bound of every layer of a trained network. The largest is set in bold.
 
     Example:  bronet check runs/quickstart

@@ -8,14 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from bronet.__about__ import __version__
-from bronet.cli.options import (
-    DataDirOption,
-    DeviceOption,
-    OptionalRunArgument,
-    SettingsOption,
-    command_for,
-    usable_device,
-)
+from bronet.cli import options
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -135,9 +128,9 @@ def bench(
         ),
     ] = None,
     *,
-    settings: SettingsOption = None,
+    settings: options.SettingsOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median is printed.")] = 10,
-    device: DeviceOption = "auto",
+    device: options.DeviceOption = "auto",
 ) -> None:
     """Time a training step and inference of a recipe's network.
 
@@ -154,7 +147,7 @@ def bench(
     from bronet.cli.console import facts_table, open_console
     from bronet.recipe import find_recipe, override
 
-    place = torch.device(usable_device(device))
+    place = torch.device(options.usable_device(device))
     chosen = find_recipe(recipe or (GPU_RECIPE if place.type == "cuda" else CPU_RECIPE))
     chosen = override(chosen, [usual_precision(place), *(settings or ())])
     sides = " x ".join(map(str, chosen.data.spec().shape))
@@ -169,7 +162,7 @@ def bench(
     open_console().print(facts_table(facts))
 
 
-def info(run: OptionalRunArgument = None, data_dir: DataDirOption = None) -> None:
+def info(run: options.OptionalRunArgument = None, data_dir: options.DataDirOption = None) -> None:
     """Tell versions, devices and data; of a RUN, what it holds.
 
     Example:  bronet info runs/quickstart
@@ -182,10 +175,14 @@ def info(run: OptionalRunArgument = None, data_dir: DataDirOption = None) -> Non
 
 
 def _installation(data_dir: Path | None) -> Facts:
+    """Return versions, devices, and where each network and data set is; the content of files is not checked."""
     from importlib.metadata import version
 
     import torch
 
+    from bronet.data import data_folder
+    from bronet.data.load import IMAGENET
+    from bronet.data.official import LAYOUTS, TINY_IMAGENET
     from bronet.pretrained.places import how_to_get, pretrained_names
 
     facts = [("bronet", __version__), ("python", platform.python_version())]
@@ -199,19 +196,10 @@ def _installation(data_dir: Path | None) -> Facts:
     absent = {name: remedy for name in pretrained_names() if (remedy := how_to_get(name))}
     facts += [("pretrained", ", ".join(name for name in pretrained_names() if name not in absent))]
     facts += [("not on this machine", f"{name}: {remedy}") for name, remedy in absent.items()]
-    return [*facts, *_data_sets(data_dir)]
-
-
-def _data_sets(data_dir: Path | None) -> Facts:
-    """Return where each data set is; the content of its files is not checked."""
-    from bronet.data import data_folder
-    from bronet.data.load import IMAGENET
-    from bronet.data.official import LAYOUTS, TINY_IMAGENET
-
     folder = data_folder(data_dir)
-    facts = [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
+    facts += [("digits", "built in"), ("data folder", f"{folder}{'' if folder.is_dir() else ' (not there)'}")]
     for known in (*LAYOUTS.values(), TINY_IMAGENET):
-        facts.append((known.name, str(known.place(folder) or f"not found; see {known.url}")))
+        facts += [(known.name, str(known.place(folder) or f"not found; see {known.url}"))]
     imagenet = folder / IMAGENET
     return [*facts, (IMAGENET, str(imagenet) if imagenet.exists() else "not found; see docs/training.md")]
 
@@ -223,7 +211,7 @@ def _run_or_network(path: Path) -> Facts:
     from bronet.run.folder import ReportFiles, open_run
 
     def there(path: Path, words: str) -> str:
-        return str(path) if path.exists() else f"none yet; {command_for(words, run.path)}"
+        return str(path) if path.exists() else f"none yet; {options.command_for(words, run.path)}"
 
     network = find_network(path)
     recipe, facts = network.recipe, network.record

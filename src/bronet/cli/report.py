@@ -6,16 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import (
-    DataDirOption,
-    DeviceOption,
-    DownloadOption,
-    EpsOption,
-    RunArgument,
-    opened_runs,
-    out_option,
-    usable_device,
-)
+from bronet.cli import options
 from bronet.wording import Format
 
 COMPARISON = Path("report")
@@ -29,10 +20,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Certified runs.")],
     *,
     out: Annotated[
-        Path | None, out_option("Folder to write to. Default: report; of one run, report/ in its folder.")
+        Path | None, options.out_option("Folder to write to. Default: report; of one run, report/ in its folder.")
     ] = None,
-    eps: EpsOption = None,
-    data_dir: DataDirOption = None,
+    eps: options.EpsOption = None,
+    data_dir: options.DataDirOption = None,
 ) -> None:
     """Draw tables, curve and HTML page of certified runs.
 
@@ -48,7 +39,7 @@ def report(
     from bronet.report.evidence import at_radii, read_evidence
 
     console = open_console()
-    with opened_runs(*runs) as folders:
+    with options.opened_runs(*runs) as folders:
         evidence = at_radii([read_evidence(folder) for folder in folders], eps or ())
         if len(folders) == 1:
             written = list(write_report(evidence[0], out, data_dir=data_dir))
@@ -70,9 +61,9 @@ def serve(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page, if this is a terminal.")
     ] = True,
-    device: DeviceOption = "auto",
-    data_dir: DataDirOption = None,
-    download: DownloadOption = False,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    download: options.DownloadOption = False,
 ) -> None:
     """Open a page that shows the proof of an image, and attacks it.
 
@@ -86,8 +77,8 @@ def serve(
     from bronet.web.server import address, is_local, open_socket, require_web
 
     require_web()
-    place, local = usable_device(device), is_local(host)
-    with open_socket(host, port) as listening, opened_runs(*(runs or ())) as folders:
+    place, local = options.usable_device(device), is_local(host)
+    with open_socket(host, port) as listening, options.opened_runs(*(runs or ())) as folders:
         from bronet.web.served import Gallery, read_cards
         from bronet.web.server import serve as serve_page
 
@@ -109,11 +100,11 @@ def serve(
 
 
 def export(
-    run: RunArgument,
+    run: options.RunArgument,
     *,
     format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.ONNX,
     out: Annotated[
-        Path | None, out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
+        Path | None, options.out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
     ] = None,
 ) -> None:
     """Write the network as one file that runs without bronet.
@@ -128,7 +119,7 @@ def export(
     from bronet.export import export_run
     from bronet.wording import bound_text
 
-    with opened_runs(run) as (folder,):
+    with options.opened_runs(run) as (folder,):
         done = export_run(folder, format=format, out=out)
     size = done.path.stat().st_size / 2**20
     images = f"over {done.images} random images"

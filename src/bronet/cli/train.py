@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bronet.cli import options
 from bronet.cli.certify import certify_and_show
-from bronet.cli.options import (
-    RUNS,
-    DataDirOption,
-    DeviceOption,
-    DownloadOption,
-    SettingsOption,
-    command_for,
-    out_option,
-    typed_command,
-    usable_device,
-)
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -29,13 +19,13 @@ if TYPE_CHECKING:
     from bronet.recipe import Recipe
     from bronet.run.folder import RunFolder
 
-QUICKSTART_RECIPE = "digits/quickstart"
+QUICKSTART, QUICKSTART_RECIPE = options.RUNS / "quickstart", "digits/quickstart"
 QUICKSTART_THREADS = 1
 """Matrices this small gain little from a second thread, and wait long for it where other programs are running."""
 
 
 def quickstart(
-    out: Annotated[Path, out_option("Run folder; an earlier quick start in it is replaced.")] = RUNS / "quickstart",
+    out: Annotated[Path, options.out_option("Run folder; an earlier quick start in it is replaced.")] = QUICKSTART,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
 ) -> None:
     """Train, certify and report a small network in two minutes.
@@ -61,7 +51,7 @@ def quickstart(
     recipe = override(named_recipe(QUICKSTART_RECIPE), [f"train.seed={seed}"])
     say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
     with _resumable():
-        run = train_recipe(recipe, out, device="cpu", overwrite=True, command=typed_command())
+        run = train_recipe(recipe, out, device="cpu", overwrite=True, command=options.typed_command())
     evidence = certify_and_show(run, console)
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {write_report(evidence).page}")
@@ -77,12 +67,12 @@ def train(
         ),
     ],
     *,
-    out: Annotated[Path | None, out_option("Run folder. Default: runs/NAME-OF-THE-RECIPE.")] = None,
-    settings: SettingsOption = None,
+    out: Annotated[Path | None, options.out_option("Run folder. Default: runs/NAME-OF-THE-RECIPE.")] = None,
+    settings: options.SettingsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.")] = None,
-    device: DeviceOption = "auto",
-    data_dir: DataDirOption = None,
-    download: DownloadOption = False,
+    device: options.DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    download: options.DownloadOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
     workers: Annotated[
@@ -121,10 +111,9 @@ def train(
     plan, folder = _recipe_and_folder(recipe, changes, out, resume=resume)
     if certify:  # images that are missing are better missed now than after the last epoch
         provide_images(plan.data, "test", data_dir=data_dir, download=download)
-    place, console = usable_device(device), open_console()
+    place, console = options.usable_device(device), open_console()
     if download:
         provide_images(plan.data, "train", data_dir=data_dir, download=True)
-    options = RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp)
     with _resumable(data_dir):
         run = train_recipe(
             plan,
@@ -133,14 +122,14 @@ def train(
             data_dir=data_dir,
             resume=resume,
             overwrite=overwrite,
-            command=typed_command(),
-            options=options,
+            command=options.typed_command(),
+            options=RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp),
         )
     say(console, f"trained: {run.path}")
     if certify:
         _certify(run, console, device=place, data_dir=data_dir, began=began, resumed=resume)
-    further = command_for("report", run.path) if certify else command_for("certify", run.path, data_dir=data_dir)
-    say(console, f"next:    {further}")
+    words, place_of_data = ("report", None) if certify else ("certify", data_dir)
+    say(console, f"next:    {options.command_for(words, run.path, data_dir=place_of_data)}")
 
 
 def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
@@ -162,7 +151,7 @@ def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resum
             raise
         raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
     recipe = override(recipe, changes)
-    return recipe, out or RUNS / recipe.name.replace("/", "-")
+    return recipe, out or options.RUNS / recipe.name.replace("/", "-")
 
 
 @contextmanager
@@ -173,7 +162,7 @@ def _resumable(data_dir: Path | None = None) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        again = command_for("train --resume", stopped.run, data_dir=data_dir)
+        again = options.command_for("train --resume", stopped.run, data_dir=data_dir)
         typer.echo(f"{stopped.message}; resume with: {again}", err=True)
         raise typer.Exit(stopped.exit_code) from None
 
