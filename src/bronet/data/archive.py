@@ -49,7 +49,10 @@ def download_file(url: str, destination: Path, digest: str) -> None:
         part.chmod(PUBLIC_FILE_MODE)
         part.replace(destination)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise BronetError(f"cannot download {url} ({_reason(error)}): connect to the internet, {by_hand}") from None
+        # urllib puts the reason into brackets inside its own error
+        reason = " ".join(str(error.reason if isinstance(error, urllib.error.URLError) else error).split())
+        told = reason or type(error).__name__
+        raise BronetError(f"cannot download {url} ({told}): connect to the internet, {by_hand}") from None
     except OSError as error:
         raise BronetError(f"cannot write {destination}: {error.strerror}; free some space, {by_hand}") from None
     finally:
@@ -78,12 +81,6 @@ def _fetch(url: str, file: BinaryIO) -> None:
     name, size = url.rsplit("/", 1)[-1], int(response.headers.get("Content-Length", 0))
     with wrap_file(response, size, description=name, console=console, disable=not console.is_terminal) as shown:
         shutil.copyfileobj(shown, file, CHUNK_BYTES)
-
-
-def _reason(error: Exception) -> str:
-    """One line without the brackets of urllib's nested errors."""
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return " ".join(str(reason).split()) or type(error).__name__
 
 
 def unpack_archive(archive: Path, folder: Path, *, md5: str, url: str) -> None:

@@ -60,11 +60,11 @@ class MixedBatches:
         delivered = [stream.deliver(map(plan, steps)) for stream, plan, *_ in parts]
         for step, *stored in zip(steps, *delivered, strict=True):
             images = []
-            for batch, (stream, _, purpose, data, share) in zip(stored, parts, strict=True):
+            for (bytes_of_images, _), (stream, _, purpose, data, share) in zip(stored, parts, strict=True):
                 left = replace(data, crop_padding=0, flip=False) if stream.cropped else data
                 draw = generator_for(self.seed, purpose, step, device=self.device)
-                images.append(augment(batch.images, draw, left, share=share))
-            yield Batch(torch.cat(images).float() / self.scale, torch.cat([batch.labels for batch in stored]))
+                images.append(augment(bytes_of_images, draw, left, share=share))
+            yield Batch(torch.cat(images).float() / self.scale, torch.cat([labels for _, labels in stored]))
 
     def _real_plan(self, step: int) -> PlannedBatch:
         epoch, position = divmod(step, self.steps_per_epoch)

@@ -31,11 +31,8 @@ class PlannedBatch(NamedTuple):
     chosen: Int64[Tensor, " b"]
 
 
-class StoredBatch(NamedTuple):
-    """Stored bytes and labels of one batch, on the training device."""
-
-    images: UInt8[Tensor, "b c h w"]
-    labels: Int64[Tensor, " b"]
+StoredBatch = tuple[UInt8[Tensor, "b c h w"], Int64[Tensor, " b"]]
+"""Stored bytes and labels of one batch, on the training device."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class ResidentStream:
         """Yield the batches of the plan in order."""
         for planned in plan:
             index = planned.chosen.to(self.images.images.device, non_blocking=True)
-            yield StoredBatch(self.images.images[index], self.images.labels[index])
+            yield self.images.images[index], self.images.labels[index]
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ class DecodedStream(Dataset[tuple[Tensor, int] | BronetError]):
             if isinstance(batch, BronetError):
                 raise batch
             images, labels = batch
-            yield StoredBatch(images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
+            yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
 
 ImageStream = ResidentStream | DecodedStream
