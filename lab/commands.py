@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.exit_status import Commands
+from bronet.cli import Commands
 from bronet.cli.options import LayersOption, out_option, run_layer_files
 from bronet.errors import BronetError
 from lab.analyze.commands import app as analyze

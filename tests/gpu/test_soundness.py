@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bronet import BronetError, create_model, l2_pgd, prove
 from bronet.layers import Normalization
-from bronet.proof.rounding import gamma
+from bronet.proof.proved_map import gamma
 from hostile import KINDS, LAYERS, ONLY_FLOAT64, hostile
 
 pytestmark = [

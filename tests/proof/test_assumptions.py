@@ -29,7 +29,7 @@ from bronet.layers import (
 from bronet.models import CertifiableModel
 from bronet.models import Chain as OwnChain
 from bronet.ortho.real_dft import Window, kernel_basis, real_dft
-from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma
 from bronet.proof.spectral import largest_eigenvalue, power_of_two_scale
 
 CPU = torch.device("cpu")

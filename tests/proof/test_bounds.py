@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from bronet import BronetError
 from bronet.proof.convolution import circulant_norm, convolution_norm, explicit_norm
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products
+from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, gamma, up
 from bronet.proof.reflector import a_priori_reflector_norm
-from bronet.proof.rounding import gamma, up
 from bronet.proof.spectral import absolute_norm, largest_eigenvalue, largest_singular_value
 from jacobian import jacobian
 

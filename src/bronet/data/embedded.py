@@ -16,7 +16,7 @@ from PIL import Image
 from bronet.data.image_set import ImageSet, stratified_split
 from bronet.data.official import LAYOUTS
 from bronet.errors import BronetError
-from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.dataset import DATASETS
 
 TEST_IMAGES = 500
 SPLIT_SEED = 0
@@ -32,7 +32,7 @@ HEADER = "test_index,label"
 
 def load_digits(split: str) -> ImageSet:
     """Return the 1,297 training or the 500 test images; the split is stratified, and always the same."""
-    spec = dataset_spec("digits")
+    spec = DATASETS["digits"]
     with np.load(io.BytesIO(_file("digits.npz")), allow_pickle=False) as arrays:
         images = torch.from_numpy(arrays["images"]).unsqueeze(1)
         labels = torch.from_numpy(arrays["labels"]).to(torch.int64)
@@ -46,7 +46,7 @@ def load_sample(name: str) -> ImageSet:
     """Return the embedded sample of a data set, pixel for pixel as in its test set; only CIFAR-10 has one."""
     if name != SAMPLED:
         raise BronetError(f"only {SAMPLED} has an embedded sample, got {name}; use the test split")
-    spec = dataset_spec(SAMPLED)
+    spec = DATASETS[SAMPLED]
     strip = np.asarray(Image.open(io.BytesIO(_file(IMAGES_FILE))).convert("RGB"))
     images = torch.from_numpy(strip.reshape(-1, spec.height, spec.width, spec.channels).transpose(0, 3, 1, 2).copy())
     labels = torch.tensor([label for _, label in _rows()])

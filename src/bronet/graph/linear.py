@@ -24,8 +24,7 @@ from bronet.graph.operations import (
 )
 from bronet.layers.head import upper_gaps
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
-from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 _OF_WEIGHTS = "norm of these weights"

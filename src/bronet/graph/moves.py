@@ -28,8 +28,7 @@ from bronet.graph.operations import (
     listed,
     with_attributes,
 )
-from bronet.proof.proved_map import Join, ProvedMap, exact
-from bronet.proof.rounding import up
+from bronet.proof.proved_map import Join, ProvedMap, exact, up
 
 
 def moved(apply: Apply, out: Output) -> ProvedMap:

@@ -28,8 +28,7 @@ from bronet.graph.reading import read
 from bronet.graph.trace import unwrapped
 from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.proof.budget import TENSOR_SLACK, Budget, joined_constant
-from bronet.proof.proved_map import Join, ProvedMap
-from bronet.proof.rounding import up
+from bronet.proof.proved_map import Join, ProvedMap, up
 from bronet.proof.spectral import largest_singular_value
 from bronet.radius import targeted_radii
 

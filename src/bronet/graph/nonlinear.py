@@ -25,8 +25,7 @@ from bronet.graph.operations import (
     pair_of,
     with_attributes,
 )
-from bronet.proof.proved_map import Join, ProvedMap, exact
-from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, gamma, up
+from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, Join, ProvedMap, exact, gamma, up
 
 # Each slope is the largest, rounded up in the last digit (tests/graph/test_checking.py measures them).
 SLOPES: dict[type[nn.Module], tuple[float, Apply]] = {

@@ -23,8 +23,7 @@ from bronet.layers.base import (
     require_shape,
 )
 from bronet.layers.shift import Bias, Centring
-from bronet.proof.proved_map import ProvedMap, exact
-from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.proved_map import UNDERFLOW, ProvedMap, exact, gamma, up
 
 
 class _Sorted(torch.autograd.Function):

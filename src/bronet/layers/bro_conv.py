@@ -29,7 +29,7 @@ from bronet.ortho.bro_convolution import (
 from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, norm_of_products
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
 from bronet.proof.reflector import (
     FourierFrame,
     a_priori_reflector_norm,
@@ -37,7 +37,6 @@ from bronet.proof.reflector import (
     orthonormal_factor,
     reflector_norm,
 )
-from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm
 
 

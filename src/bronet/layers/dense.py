@@ -32,9 +32,8 @@ from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
-from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 

@@ -18,8 +18,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import Device, LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
-from bronet.proof.proved_map import Product, ProvedMap, linear
-from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gamma, linear, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
-from bronet.proof.proved_map import ProvedMap, exact
-from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, gamma
+from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, ProvedMap, exact, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.
 _MOVED = (0, 2, 4, 1, 3, 5)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_shape
-from bronet.proof.proved_map import ProvedMap
-from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
 
 _MOMENTUM = 0.1
 

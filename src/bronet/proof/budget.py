@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.proof.proved_map import Join, ProvedMap
-from bronet.proof.rounding import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, gamma, up
+from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, Join, ProvedMap, gamma, up
 
 # Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
 TENSOR_SLACK = 1 + 2.0**-44

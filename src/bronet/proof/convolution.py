@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.ortho.spectrum import spectrum_blocks
-from bronet.proof.rounding import TRIGONOMETRIC_ULPS, gamma, up
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, gamma, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue, power_of_two_scale
 
 # Channels whose patches are held at a time: memory, not accuracy.

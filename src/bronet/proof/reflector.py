@@ -19,8 +19,7 @@ from bronet.errors import BronetError
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled, with_ridge
-from bronet.proof.proved_map import Product
-from bronet.proof.rounding import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma, up
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma, up
 from bronet.proof.spectral import absolute_norm, gram_error, largest_eigenvalue, largest_singular_value
 
 # Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect: N^4

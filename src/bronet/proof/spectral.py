@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.proof.rounding import UNIT_ROUNDOFF, gamma, up
+from bronet.proof.proved_map import UNIT_ROUNDOFF, gamma, up
 
 # Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper. They go on while they
 # still find more from one look to the next, for at most this share of n: about as many operations as the

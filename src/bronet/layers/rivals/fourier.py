@@ -31,9 +31,8 @@ from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.spd import CHOLESKY_RIDGE, cholesky_orthogonal
 from bronet.ortho.spectrum import centred_spectrum, real_blocks
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, linear, norm_of_products
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, norm_of_products, up
 from bronet.proof.reflector import FourierFrame
-from bronet.proof.rounding import UNDERFLOW, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 # A LOT layer whose worst singular value is further from one than this is called not converged.

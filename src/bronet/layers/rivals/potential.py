@@ -22,9 +22,8 @@ from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import absolute_convolution_norm, kept_size_norm, patch_convolution, weighted_sum_norm
-from bronet.proof.proved_map import ProvedMap
+from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
 from bronet.proof.reflector import reflector_norm
-from bronet.proof.rounding import UNDERFLOW, gamma, up
 
 # Power-iteration steps of CPL at the start, and the size it estimates the norm at where none is given.
 _FIRST_STEPS = 50

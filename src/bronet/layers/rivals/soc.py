@@ -20,8 +20,7 @@ from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import largest_skew_norm, reshapings, skew_kernel
 from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
-from bronet.proof.proved_map import ProvedMap
-from bronet.proof.rounding import UNDERFLOW, gamma, up
+from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
 from bronet.proof.spectral import largest_singular_value
 
 TRAINING_TERMS = 6
