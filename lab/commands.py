@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli import Commands
-from bronet.cli.options import LayersOption, out_option, run_layer_files
+from bronet.cli.options import DataDirOption, DeviceOption, LayersOption, out_option, run_layer_files, usable_device
 from bronet.errors import BronetError
 from lab.analyze.commands import app as analyze
 from lab.bench.commands import app as bench
@@ -164,6 +164,47 @@ def recipes(
             typer.echo(member.name)
     else:
         typer.echo(to_text(table_recipe(name)), nl=False)
+
+
+@app.command()
+def run(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE", help="A table's number, a recipe (name or YAML file), or a file of such lines."
+        ),
+    ],
+    *,
+    seeds: Annotated[list[int] | None, typer.Option("--seed", metavar="N", help="May be repeated. Default: 0.")] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs and their logs.")] = Path("runs"),
+    results: ResultsOption = RESULTS,
+    device: DeviceOption = "auto",
+    together: Annotated[int, typer.Option("--together", metavar="N", help="Runs at once, for one GPU.")] = 1,
+    data_dir: DataDirOption = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")] = False,
+) -> None:
+    """Train, certify and publish what has no rows yet.
+
+    Example:  python -m lab run 13 --seed 0 --seed 1 --data-dir data
+
+    Writes runs below --runs and compact rows below --results. Called again, it goes on where it was. `python -m lab
+    tables` then shows the rows; `python -m lab fill` writes them into the pages.
+    """
+    from lab.queue import Setting, jobs_of, recipes_of, run_jobs
+
+    setting = Setting(runs=runs, results=results, device=usable_device(device), data_dir=data_dir, together=together)
+    recipes = recipes_of(what)
+    jobs = jobs_of(recipes, seeds or [0], setting)
+    typer.echo(f"{len(recipes)} recipes, {len(jobs)} runs without rows")
+    if dry:
+        for job in jobs:
+            typer.echo(f"missing  {job.name}")
+        return
+    failed = run_jobs(jobs, setting, typer.echo)
+    if failed:
+        raise BronetError(
+            f"{len(failed)} of {len(jobs)} runs failed, the first was {failed[0].name}; run again to go on"
+        )
 
 
 @app.command()

@@ -75,6 +75,12 @@ ELSEWHERE = {
     8: "Table 8 counts operations: `python -m lab bench layers` prints its formulas beside times; see docs/speed.md.",
 }
 
+REMARKS = {
+    3: "The gradient of the published complex Cholesky layer differs from finite differences, and its kernels of LOT, "
+    "Cayley and Cholesky are not centred; see docs/deviations.md.",
+}
+"""What a reader of a table should know of the printed numbers."""
+
 
 class Quantity(NamedTuple):
     """One column of a table: how the paper's row and our run say it, and with how many decimals."""
@@ -102,6 +108,7 @@ def paper_table(number: int, runs: Sequence[PublishedRun]) -> str:
         cells.append([row_label(row), row.group, *_compared(row, chosen, quantities)])
     names = ", ".join(quantity.name for quantity in quantities)
     parts = [title, f"Numbers, in this order: {names}.", aligned(cells)]
+    parts += [REMARKS[number]] if number in REMARKS else []
     if used:
         parts.append("Our runs: " + "; ".join(_described(run) for run in used) + ".")
     if changed:

@@ -77,6 +77,7 @@ def _number(text: str) -> float | None:
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGETS = ("36/255", "72/255", "108/255")
 TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
+TRAIN_IMAGES = {"digits": 1297, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}
 FREE_KEYS = frozenset(
     {
         "train.seed",
