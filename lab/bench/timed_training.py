@@ -113,5 +113,5 @@ class _TimedTraining(Learner):
 
     def loss(self) -> float:
         """Return the mean loss of the last epoch that was begun."""
-        summary = self.tally.summary()
-        return summary.loss if summary.images else self.last_loss
+        images = self.tally.total()[3]
+        return self.tally.summary().loss if images else self.last_loss

@@ -110,7 +110,7 @@ def test_where_weights_are_averaged_the_average_is_validated(tmp_path: Path) -> 
     recipe = tiny_recipe("train.ema_decay=0.9", "train.validate_every=1", "optim.lr=2e-2")
     run = train(recipe, tmp_path / "run", progress=False)
     last = json.loads(run.log.read_text().splitlines()[-1])
-    _, held_out = open_training(recipe, device=torch.device("cpu"), processes=Processes())
+    _, held_out = open_training(recipe, torch.device("cpu"), Processes())
     assert held_out is not None
     model = build_model(recipe.model, recipe.data.spec(), seed=1)
     stored = load_file(run.checkpoint)

@@ -201,7 +201,7 @@ def test_plain_lines_are_printed_when_there_is_no_terminal(tmp_path: Path, capsy
 
 def test_a_second_signal_stops_at_once_and_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with stop_requests() as stop:
+    with stop_requests(Path()) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal_number == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):

@@ -45,7 +45,7 @@ class Lines(Display):
 def teach(teacher: Teacher, recipe: Recipe) -> list[str]:
     """Train a teacher and return what was shown of its epochs."""
     batches, shown = digits(recipe), Lines()
-    lessons = Lessons(teacher, recipe, batches, processes=Processes(), display=shown, run=Path("run"))
+    lessons = Lessons(recipe, batches, Processes(), teacher=teacher, display=shown)
     training_loop(lessons, batches.between(0, lessons.total_steps), steps_per_epoch=batches.steps_per_epoch)
     assert f"{lessons.finish():.1%}" in shown.epochs[-1]
     return shown.epochs

@@ -19,9 +19,8 @@ POWER_STEPS = 500
 class Lookahead(Stored):
     """Lookahead (Zhang et al., 2019), as App. B.5 trains BRONet: slow weights beside those that an optimiser steps on.
 
-    After every `steps` steps the slow weights move the share `alpha` towards the fast ones, and the fast weights
-    restart from there. The optimiser's momentum is kept, as in the published code. The model always holds the fast
-    weights.
+    After every `steps` steps the slow weights move the share `alpha` towards the fast ones, which the model holds and
+    which restart from there. The optimiser's momentum is kept, as in the published code.
     """
 
     def __init__(self, parameters: Parameters, *, steps: int, alpha: float) -> None:
@@ -39,8 +38,25 @@ class Lookahead(Stored):
             torch._foreach_copy_(self.fast, self.slow)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the slow weights, sharded where the parameters are, and the number of steps taken."""
         return self.parameters.like_wholes("slow", self.slow) | {"taken": self.taken}
+
+
+class Snapshot:
+    """A copy of what this process holds of a model's weights and buffers, on its own device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current = [part_of(tensor) for tensor in model.state_dict().values()]
+        self.kept = [tensor.clone() for tensor in self.current]
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the weights as they are."""
+        torch._foreach_copy_(self.kept, self.current)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the kept weights back into the model."""
+        torch._foreach_copy_(self.current, self.kept)
 
 
 class WeightAverage(Stored):
@@ -63,7 +79,6 @@ class WeightAverage(Stored):
         torch._foreach_lerp_(self.average, self.current, 1 - self.decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average by the names of the model's tensors, sharded where those are."""
         named = zip(self.averaged.items(), self.average, strict=True)
         return {name: spread(average, tensor) for (name, tensor), average in named}
 
@@ -76,28 +91,9 @@ class WeightAverage(Stored):
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the model hold the average inside, and what it held before afterwards."""
-        trained = [tensor.clone() for tensor in self.current]
+        trained = Snapshot(self.model)
         self.copy_to_model()
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.current, trained)
-
-
-class Snapshot:
-    """A copy of what this process holds of a model's weights and buffers, on its own device."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.current = [part_of(tensor) for tensor in model.state_dict().values()]
-        self.kept = [tensor.clone() for tensor in self.current]
-
-    @torch.no_grad()
-    def take(self) -> None:
-        """Copy the weights as they are."""
-        torch._foreach_copy_(self.kept, self.current)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put the kept weights back into the model."""
-        torch._foreach_copy_(self.current, self.kept)
+            trained.restore()

@@ -1,11 +1,10 @@
 """The whole state of a training run in one safetensors file, from which it resumes to the same bits on a CPU.
 
-It holds weights, their average if there is one, the optimiser's state, Lookahead's slow weights, the tally of the
-running epoch and the step. There is no random state, because every draw follows from (seed, purpose, epoch, step). Bits
-on a GPU may differ.
+It holds weights, optimiser, Lookahead, the average, the tally of the running epoch and the step. There is no random
+state, because every draw follows from (seed, purpose, epoch, step). Bits on a GPU may differ.
 
-Of the last few checkpoints of a run, the newest has its own name, older ones are numbered by their step. A new one is
-written whole before an old one goes, so at every moment at least one is usable.
+The newest checkpoint of a run has its own name, older ones are numbered by their step. A new one is written whole
+before an old one goes, so at every moment at least one is usable.
 """
 
 import os
@@ -33,10 +32,7 @@ MAX_KEYS_SHOWN = 5
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of a run, as many as its recipe keeps.
-
-    Only the first process writes; all read the same file, so after a restart every process stands at the same step.
-    """
+    """The checkpoints of a run, as many as its recipe keeps. The first process writes them; all read the same file."""
 
     run: RunFolder
     recipe: Recipe
@@ -96,7 +92,6 @@ class Checkpoints:
         return int(step), seconds
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all parts, each below the name of its part."""
         return {f"{part}.{key}": t for part, stored in self.parts.items() for key, t in stored.tensors().items()}
 
     def _set_aside(self) -> None:
@@ -128,15 +123,13 @@ def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = T
 
 def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:
     """Refuse to go on with another recipe than the one stored at `path`; name what differs."""
-    keys = differing_keys(stored, wanted)
-    if not keys:
-        return
     old, new = flatten(as_plain(stored)), flatten(as_plain(wanted))
-    shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MAX_KEYS_SHOWN])
-    more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
-    raise BronetError(
-        f"{path} was made with another recipe ({shown}{more}); resume with the old one, or start a new run"
-    )
+    if keys := differing_keys(stored, wanted):
+        shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MAX_KEYS_SHOWN])
+        more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
+        raise BronetError(
+            f"{path} was made with another recipe ({shown}{more}); resume with the old one, or start a new run"
+        )
 
 
 def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
 """Where a run broke: which layer first gave a number that is not finite.
 
-The loop checks for such numbers only now and then, because each check waits for the device. By then the weights are
-spoiled, so it keeps a copy of those at the last check and runs the bad batch through them: the layer named is the one
-seen from there, at most a few steps before the break.
+The loop checks for such numbers only now and then, because each check waits for the device. The weights are spoiled by
+then, so it keeps a copy of those at the last check: the layer named is where the bad batch breaks with them.
 """
 
 from collections.abc import Callable

@@ -6,11 +6,10 @@ writes. A collective waits for all ranks: every rank must come to each of them i
 
 Networks that with their optimiser exceed one GPU are sharded (FSDP2): every process holds its part of each parameter,
 split along the first dimension, of its gradient and of all that the optimiser keeps for it. Each block or layer is
-gathered for its forward and its backward pass, and for the methods besides the forward pass that read its parameters
-(`LipschitzLayer.parameter_methods`). A regularised layer whose estimate has a gradient (EMMA) stays gathered from the
-start of the backward pass to its own turn. Buffers are whole and equal in all processes. Optimiser, averages and copies
-work on the parts, plain tensors: they treat every number by itself. Files hold whole tensors, so they do not tell how a
-run was sharded. Torch's modules for sharding load slowly and are imported late.
+gathered for its forward and backward pass, and for other methods that read its parameters
+(`LipschitzLayer.parameter_methods`). Buffers are whole and equal in all processes. Optimiser, averages and copies treat
+every number by itself, so they work on the parts, plain tensors. Files hold whole tensors and do not tell how a run was
+sharded. Torch's modules for sharding load slowly and are imported late.
 """
 
 import os
@@ -65,8 +64,7 @@ class Processes:
         """Return the signal that any process has received, the same everywhere; None if none has."""
         if self.world == 1:
             return number
-        largest = -int(self.least(torch.tensor(-(number or 0))))
-        return largest or None
+        return -int(self.least(torch.tensor(-(number or 0)))) or None
 
     def any(self, here: bool) -> bool:
         """Whether it is so in any process."""
@@ -77,18 +75,16 @@ class Processes:
         self.sum(torch.zeros(()))
 
     def centre(self, model: nn.Module, *, over_all: bool) -> None:
-        """Let the model's centring subtract the mean over the whole batch, or over this process's share alone.
+        """Let the model's centring subtract the mean over the whole batch, with its gradient, or over this share alone.
 
-        Over all, the gradient flows through the mean of all processes: a share of the batch gets what the others'
-        losses say. Locally, no collective is left in the forward pass.
+        With the latter no collective is left in the forward pass.
         """
         for module in model.modules():
             if isinstance(module, Centring):
                 module.mean_over_all = self._mean if over_all else local_mean
 
     def _mean(self, local: Tensor) -> Tensor:
-        total: Tensor = _Sum.apply(local)
-        return total / self.world
+        return _Sum.apply(local) / self.world  # type: ignore[no-any-return]
 
     def _reduced(self, local: Tensor, op: "dist.ReduceOp.RedOpType") -> Tensor:
         result = local.clone()
@@ -108,16 +104,14 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        total: Tensor = _Sum.apply(grads[0])
-        return total
+        return _Sum.apply(grads[0])  # type: ignore[no-any-return]
 
 
 def _meeting_place(restarts: int) -> dist.Store:  # type: ignore[name-defined]
     """Return the store in which the processes find each other's addresses.
 
-    torchrun keeps one store over its restarts, with the addresses of processes that are gone: each attempt gets its
-    own part of it. Several machines count their restarts separately; there torchrun must make new stores
-    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see docs/training.md).
+    torchrun keeps one store over its restarts, with the addresses of the dead: each attempt gets its own part of it.
+    Several machines count their restarts separately; there torchrun must make new stores (docs/training.md).
     """
     store: dist.Store = next(iter(dist.rendezvous("env://")))[0]  # type: ignore[attr-defined, name-defined]
     one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -137,10 +131,9 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
         return
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
-        if local_rank >= torch.cuda.device_count():
+        if local_rank >= (there := torch.cuda.device_count()):
             raise BronetError(
-                f"processes per machine must be at most its {torch.cuda.device_count()} GPUs, got rank {local_rank}; "
-                "lower torchrun's --nproc-per-node"
+                f"processes per machine must be at most its {there} GPUs, got rank {local_rank}; lower --nproc-per-node"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -157,25 +150,23 @@ def forward_over_all(
 ) -> nn.Module:
     """Return the forward pass of a training step, `forward`, as all processes take it together.
 
-    Gradients are averaged during the backward pass (DDP). With `fsdp` (FSDP2) the model's parameters are sharded over
-    the processes, in place, and moved to the device part by part. Buffers are equal everywhere by construction
-    (centring sees the whole batch, power iteration only the weights), so none is sent.
+    Gradients are averaged during the backward pass (DDP), or the model is sharded in place (`fsdp`). Buffers are equal
+    everywhere by construction (centring sees the whole batch, power iteration only the weights), so none is sent.
     """
     if processes.world == 1:
         return forward
     processes.centre(model, over_all=True)
     if fsdp:
-        shard(model, forward, device)
-        return forward
+        return shard(model, forward, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions have two options in place of this one
         return DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
-def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> None:
+def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> nn.Module:
     """Shard the parameters of the model over all processes, in place; each block or layer is moved to the device first.
 
-    `forward` is the module whose forward pass is a training step's: it must be called before any part of the model.
+    Returns `forward`, whose forward pass is a training step's: it must be called before any part of the model.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -192,6 +183,7 @@ def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> 
             for method in unit.parameter_methods:
                 register_fsdp_forward_method(unit, method)
     fully_shard(forward, mesh=mesh)  # has no parameters of its own left, but is where a step begins and ends
+    return forward
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -215,9 +207,8 @@ def spread(part: Tensor, like: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    where = like.device_mesh, like.placements
+    return DTensor.from_local(part, *where, run_check=False, shape=like.shape, stride=like.stride())
 
 
 @torch.no_grad()
@@ -250,9 +241,9 @@ def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
     """
     found = {}
     for name, tensor in tensors.items():
-        whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+        whole = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor
         if kept:
-            found[name] = whole.cpu() if is_sharded(tensor) else whole
+            found[name] = whole
     return found
 
 
@@ -272,7 +263,6 @@ class Parameters:
         return any(is_sharded(whole) for whole in self.wholes)
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
         for part, whole in zip(self.parts, self.wholes, strict=True):
             part.grad = whole.grad = None
 

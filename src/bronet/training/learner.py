@@ -3,11 +3,13 @@
 The loop itself is in `bronet.training.loop`.
 """
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.errors import BronetError
@@ -19,34 +21,27 @@ from bronet.training.average import Snapshot, WeightAverage
 from bronet.training.checkpoint import Checkpoints, save_model
 from bronet.training.diagnosis import find_bad_layer
 from bronet.training.distributed import Processes, Stored, forward_over_all
-from bronet.training.loop import Interrupted, stop_requests, training_loop
+from bronet.training.loop import Learner, stop_requests, training_loop
 from bronet.training.optimizers import learning_rate
-from bronet.training.statistics import Display, Stopwatch, Tally, TensorBoard, validate
+from bronet.training.statistics import Display, Stopwatch, Tally, validate
 from bronet.training.step import TrainingForward, TrainStep, emma_budget
 from bronet.training.teacher import Lessons
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PICTURES = 16  # of a batch, for TensorBoard
 DIVERGED = 10.0
 """An epoch whose loss is this many times the first epoch's has diverged; a run that learns stays far below."""
 VALIDATION_KEY = "validation_certified_accuracy"
 
 
-class Fitted(NamedTuple):
-    """The seconds of a whole run, and how many of its steps were taken now, not before it was resumed.
-
-    `teacher_accuracy` is the teacher's on augmented training images in its last epoch, if it was trained now.
-    """
-
-    seconds: float
-    steps: int
-    teacher_accuracy: float | None = None
-
-
 @dataclass(eq=False)
-class Training:
+class Training(Learner):
     """A recipe's network while it learns, with all that a step and the end of an epoch change.
 
-    `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and
-    stays sharded over the processes. `held_out` images are validated on where the recipe says so.
+    `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and stays
+    sharded over the processes. Afterwards `first_step` is that of this process, not of one that it resumed.
     """
 
     recipe: Recipe
@@ -55,7 +50,7 @@ class Training:
     run: RunFolder
     processes: Processes = field(default_factory=Processes)
     held_out: ImageSet | None = None
-    tracker: TensorBoard | None = None
+    tracker: "SummaryWriter | None" = None
     fsdp: bool = False
 
     def __post_init__(self) -> None:
@@ -65,23 +60,17 @@ class Training:
         self.tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device, processes=processes)
         # What is gathered on one stream would be freed while another still reads it.
         forward = TrainingForward(model, recipe, beside=not self.fsdp)
-        self.train_step = TrainStep(
-            recipe,
-            model,
-            self.tally,
-            forward=forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp),
-        )
+        together = forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp)
+        self.train_step = TrainStep(recipe, model, self.tally, forward=together)
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None
-        parts: dict[str, Stored | None] = {
-            "optimizer": self.train_step.optimizer,
-            "lookahead": self.train_step.lookahead,
-            "average": self.average,
-        }
-        stored = {name: part for name, part in parts.items() if part is not None}
+        parts = {"lookahead": self.train_step.lookahead, "average": self.average}
+        stored: dict[str, Stored] = {"optimizer": self.train_step.optimizer}
+        stored |= {name: part for name, part in parts.items() if part is not None}
         self.checkpoints = Checkpoints(self.run, recipe, model, stored, self.tally, processes)
         self.snapshot, self.display, self.watch, self.rate = Snapshot(model), Display(), Stopwatch(), 0.0
+        self.first_step, self.teacher_accuracy = 0, math.nan
 
-    def fit(self, *, resume: bool = False, progress: bool = True) -> Fitted:
+    def fit(self, *, resume: bool = False, progress: bool = True) -> None:
         """Train the model in place to the last epoch of the recipe; a teacher, if the recipe has one, learns first.
 
         With `resume` training goes on from the run's newest checkpoint if there is one. With `train.ema_decay` the
@@ -89,22 +78,20 @@ class Training:
         loss or gradient that is not finite is a `BronetError`, and the last good checkpoint stays.
         """
         first_step, seconds = self.checkpoints.restore(total_steps=self.total_steps) if resume else (0, 0.0)
-        self.watch = Stopwatch(seconds)
+        self.first_step, self.watch = first_step, Stopwatch(seconds)
         batches, count, processes = self.batches, self.batches.steps_per_epoch, self.processes
         if processes.is_main:
             remove_leftovers(self.run)
             self.run.truncate_log(first_step // count)
         shown = progress and processes.is_main
         self.display = Display(enabled=shown, total_steps=self.total_steps, first_step=first_step)
-        accuracy, teacher = None, self.train_step.teacher
-        with stop_requests() as stop, self.display.bar if self.display.live else nullcontext():
+        teacher = self.train_step.teacher
+        with stop_requests(self.run.path) as stop, self.display.bar if self.display.live else nullcontext():
             if teacher is not None and first_step < self.total_steps:
-                lessons = Lessons(
-                    teacher, self.recipe, batches, processes=processes, display=self.display, run=self.run.path
-                )
+                lessons = Lessons(self.recipe, batches, processes, teacher=teacher, display=self.display)
                 first_batches = prepared_ahead(batches.between(0, lessons.total_steps), batches.device)
                 training_loop(lessons, first_batches, steps_per_epoch=count, stop=stop, processes=processes)
-                accuracy = lessons.finish()
+                self.teacher_accuracy = lessons.finish()
             self.watch.lap()
             self.snapshot.take()
             rest = prepared_ahead(batches.between(first_step, self.total_steps), batches.device)
@@ -112,8 +99,7 @@ class Training:
         if self.average is not None:
             self.average.copy_to_model()
         if self.tracker is not None:
-            self.tracker.writer.close()
-        return Fitted(self.watch.seconds(), self.total_steps - first_step, accuracy)
+            self.tracker.close()
 
     def step(self, batch: Batch, number: int) -> None:
         """Take one optimiser step on a batch, with the learning rate and EMMA's budget of this step."""
@@ -124,6 +110,7 @@ class Training:
         if self.average is not None:
             self.average.after_step()
         self.watch.images += self.recipe.train.batch_size
+        self.batch = batch
 
     def check(self, step: int) -> None:
         """Check that all was finite, keep a copy of the weights, and show where the run stands."""
@@ -137,45 +124,35 @@ class Training:
         """Log a finished epoch, validate and save if it is time, and start the statistics of the next one."""
         plan, step = self.recipe.train, epoch * self.batches.steps_per_epoch
         summary, speed = self.tally.summary(), self.watch.speed()
-        entry: dict[str, object] = {
-            "epoch": epoch,
-            "loss": summary.loss,
-            "accuracy": summary.accuracy,
-            "certified_accuracy": summary.certified_accuracy,
-            "eps": self.recipe.certify.eps[0],
-            "lr": self.rate,
-            "images_per_second": round(speed, 1),
-            "seconds": round(self.watch.seconds(), 3),
-        } | self._validated(epoch)
+        times = {"images_per_second": round(speed, 1), "seconds": round(self.watch.seconds(), 3)}
+        rates = {"eps": self.recipe.certify.eps[0], "lr": self.rate}
+        entry = {"epoch": epoch} | summary._asdict() | rates | times | self._validated(epoch)
         self._check_progress(epoch, summary.loss)
         if self.processes.is_main:
             self.run.append_log(entry)
-        if self.tracker is not None:
-            self.tracker.epoch(epoch, entry)
+        self._track(epoch, entry)
         self.display.epoch(f"epoch {epoch}/{plan.epochs}  {summary}  {speed:,.0f} img/s")
         self.tally.reset()
-        self._track_batch(epoch)
         self.watch.lap()
         if step == self.total_steps or epoch % plan.checkpoint_every == 0:
             self.checkpoints.save(step, self.watch.seconds())
 
-    def stop(self, step: int, signal_number: int) -> None:
-        """Save the state and end with `Interrupted`, unless this was the last step anyway."""
+    def stop(self, step: int) -> str:
+        """Save the state and say so, unless this was the last step anyway."""
         if self.checkpoints.saved_step != step:
             self.checkpoints.save(step, self.watch.seconds())
-        if step < self.total_steps:
-            message = f"stopped after step {step} of {self.total_steps}, state saved"
-            raise Interrupted(message, run=self.run.path, signal_number=signal_number)
+        return f"stopped after step {step} of {self.total_steps}, state saved" if step < self.total_steps else ""
 
     def _not_finite(self, bad: int) -> BronetError:
-        """Return the error of a loss or gradient that was not finite in a step; it says where it broke."""
         self.processes.centre(self.model, over_all=False)  # the processes need not break at the same place
         self.snapshot.restore()
-        pixels, labels = next(iter(self.batches.between(bad, bad + 1)))
+        batch, model = next(iter(self.batches.between(bad, bad + 1))), self.model
         eps = emma_budget(self.recipe.loss, step=bad, total_steps=self.total_steps)
-        where = find_bad_layer(
-            self.model, lambda: self.train_step.plain_loss(pixels, labels, emma_eps=eps), self.processes
-        )
+
+        def loss() -> Tensor:
+            return self.train_step.loss(*batch, model(batch.pixels), model.gap_lipschitz(), eps)
+
+        where = find_bad_layer(model, loss, self.processes)
         return BronetError(
             f"loss and gradient must stay finite, got NaN or infinity at step {bad + 1}; it came {where}; "
             f"{self._advice()}"
@@ -184,15 +161,14 @@ class Training:
     def _check_progress(self, epoch: int, loss: float) -> None:
         """End the run if the loss of an epoch is far above that of the first."""
         logged = (entry.get("loss") for entry in self.run.logged()[: epoch - 1])
-        first = next((value for value in logged if isinstance(value, float)), None)
-        if first is not None and loss > DIVERGED * max(1.0, abs(first)):
+        first = next((value for value in logged if isinstance(value, float)), loss)
+        if loss > DIVERGED * max(1.0, abs(first)):
             raise BronetError(
                 f"loss must not diverge, got {loss:.3g} in epoch {epoch} after {first:.3g} in the first that was "
                 f"logged; {self._advice()}"
             )
 
     def _advice(self) -> str:
-        """Return what is left of a run that diverged, and what may keep a run like it from diverging."""
         checkpoint = self.run.checkpoint
         kept = f"{checkpoint} holds the last good state" if checkpoint.exists() else "nothing was saved yet"
         precise = ", or set train.precision=float32" if self.recipe.train.precision != "float32" else ""
@@ -201,38 +177,36 @@ class Training:
     def _validated(self, epoch: int) -> dict[str, object]:
         """Return what held-out images say, and keep the weights if they are the best so far at the first budget.
 
-        Where weights are averaged, it is the average that is judged and kept: a run ends with it.
+        Where weights are averaged, the average is judged and kept.
         """
         every = self.recipe.train.validate_every
         if self.held_out is None or not every or epoch % every:
             return {}
-        names = self.recipe.certify.eps
+        names, budgets = self.recipe.certify.eps, [parse_budget(text) for text in self.recipe.certify.eps]
         is_main = self.processes.is_main  # it decides for all: the log that others read may be a line longer
         with self.average.in_place() if self.average is not None else nullcontext():
-            budgets = [parse_budget(text) for text in names]
             accuracy, *shares = validate(self.model, self.held_out, budgets=budgets, processes=self.processes)
-            best = (entry.get(VALIDATION_KEY) for entry in self.run.logged())
-            best_so_far = max((value for value in best if isinstance(value, float)), default=-1.0)
-            if self.processes.any(is_main and shares[0] > best_so_far):
+            earlier = (entry.get(VALIDATION_KEY) for entry in self.run.logged())
+            best = max((value for value in earlier if isinstance(value, float)), default=-1.0)
+            if self.processes.any(is_main and shares[0] > best):
                 save_model(self.run.best_weights, self.model, recipe=self.recipe, writes=is_main)
-        return {
-            "validation_accuracy": accuracy,
-            VALIDATION_KEY: shares[0],
-            "validation_certified": dict(zip(names, shares, strict=True)),
-        }
+        certified = dict(zip(names, shares, strict=True))
+        return {"validation_accuracy": accuracy, VALIDATION_KEY: shares[0], "validation_certified": certified}
 
     @torch.no_grad()
-    def _track_batch(self, epoch: int) -> None:
-        """Show the tracker the last batch of an epoch and its margins under the present weights.
+    def _track(self, epoch: int, entry: dict[str, object]) -> None:
+        """Give the tracker the numbers of an epoch, its last batch and the margins of that under the present weights.
 
         All processes go through the network: one process could not run a sharded network by itself.
         """
         if not self.processes.any(self.tracker is not None):
             return
-        step = epoch * self.batches.steps_per_epoch
-        batch = next(iter(self.batches.between(step - 1, step)))
         self.model.eval()
-        found = margin_radius(self.model(batch.pixels), self.model.gap_lipschitz())
+        found = margin_radius(self.model(self.batch.pixels), self.model.gap_lipschitz())
         self.model.train()
         if self.tracker is not None:
-            self.tracker.batch(epoch, batch.pixels, found.margin)
+            for key, value in entry.items():
+                if isinstance(value, int | float) and key != "epoch":
+                    self.tracker.add_scalar(key, value, epoch)
+            self.tracker.add_histogram("margin", found.margin.float(), epoch)
+            self.tracker.add_images("images", self.batch.pixels[:PICTURES], epoch)

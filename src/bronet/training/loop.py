@@ -2,7 +2,7 @@
 
 It takes the steps of anything that learns: a recipe's network (`Training`), its teacher (`Lessons`), or a network of an
 experiment. All randomness follows from (seed, purpose, epoch, step), so a resumed run repeats the bits of an
-uninterrupted one on a CPU. On a GPU the arithmetic may reorder sums.
+uninterrupted one on a CPU; on a GPU the arithmetic may reorder sums.
 
 Ctrl-C (SIGINT) and SIGTERM let the step finish and the state be saved. A second signal stops at once, without saving.
 Outside the main thread signals cannot be caught, and are not touched.
@@ -13,9 +13,9 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, runtime_checkable
 
 from bronet.data import Batch
 from bronet.training.distributed import Processes
@@ -35,9 +35,11 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run is safe
         self.exit_code = EXIT_CODE_OF_SIGNALS + signal_number
 
 
+@dataclass
 class StopRequest:
-    """The signal that arrived, if any."""
+    """The signal that arrived, if any, while a run was trained."""
 
+    run: Path = Path()
     signal_number: int | None = None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -48,9 +50,9 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_requests(run: Path) -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM inside the block, and restore the previous handlers after it."""
-    request = StopRequest()
+    request = StopRequest(run)
     caught = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     previous = {number: signal.signal(number, request.receive) for number in caught}
     try:
@@ -60,24 +62,21 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-@runtime_checkable
-class Learner(Protocol):
-    """What the loop trains. A class that inherits from it need only have the first method."""
+class Learner:
+    """What the loop trains; a kind of it must have the first method."""
 
     def step(self, batch: Batch, number: int) -> None:
         """Take a step, counted from 0, on a batch."""
 
     def check(self, step: int) -> None:
         """Check after `step` steps how it goes: every `CHECK_EVERY` steps, and at the end of an epoch."""
-        return
 
     def end_epoch(self, epoch: int) -> None:
         """Close an epoch, counted from 1."""
-        return
 
-    def stop(self, step: int, signal_number: int) -> None:
-        """Answer a signal that asks to stop, after `step` steps."""
-        return
+    def stop(self, step: int) -> str:
+        """Save what is to be kept after `step` steps, and return in words where training stopped; "" goes on."""
+        return ""
 
 
 def training_loop(
@@ -101,5 +100,5 @@ def training_loop(
             learner.check(step)
         if ends_epoch:
             learner.end_epoch(step // steps_per_epoch)
-        if signal_number is not None:
-            learner.stop(step, signal_number)
+        if signal_number is not None and (message := learner.stop(step)):
+            raise Interrupted(message, run=stop.run, signal_number=signal_number)

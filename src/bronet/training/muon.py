@@ -1,12 +1,10 @@
 """Muon (Jordan et al., 2024): momentum whose direction is orthogonalised, for the matrices of orthogonal layers.
 
-Every singular direction of a matrix then moves equally far, whatever its share of the gradient. All other parameters
-get NAdam. Not the paper's: an option (docs/training.md). What changes from step to step lies on the device, so that a
-recorded step can be replayed.
+Every singular direction of a matrix then moves equally far, whatever its share of the gradient. Not the paper's: an
+option (docs/training.md). What changes from step to step lies on the device, so that a recorded step can be replayed.
 
-The direction is taken by a quintic Newton-Schulz iteration, which replaces every singular value of a matrix by a number
-near one and keeps the singular vectors. Its polynomial is chosen for speed and not for convergence: it blows small
-values up quickly, and they then move about near one.
+The direction comes from a quintic Newton-Schulz iteration, which keeps the singular vectors. Its polynomial is chosen
+for speed and not for convergence: small singular values grow quickly, and then move about near one.
 """
 
 import math
@@ -42,13 +40,11 @@ _SMALLEST_NORM = 1e-7
 def muon_matrices(model: CertifiableModel) -> list[Parameter]:
     """Return the parameters of the model that Muon orthogonalises, in its order.
 
-    They are the matrices (m, n) and kernels (m, n, k, k) that belong to a layer before the head which derives its map
-    from them (`DerivedLayer`): BRO and Cholesky layers, and their rivals. The head, layers whose kernel is used as
-    stored and only regularised (BRONet's stem, LiResNet's backbone), biases, alpha, angles of activations and stacks of
-    matrices are left to NAdam.
+    They are the matrices (m, n) and kernels (m, n, k, k) of layers before the head that derive their map from them
+    (`DerivedLayer`): BRO, Cholesky and their rivals. Layers whose kernel is used as stored and only regularised
+    (BRONet's stem, LiResNet's backbone) are left to NAdam with everything else.
     """
-    parts = (part for part in model.modules() if isinstance(part, DerivedLayer))
-    layers = (layer for layer in parts if not layer.only_regularized)
+    layers = [part for part in model.modules() if isinstance(part, DerivedLayer) and not part.only_regularized]
     derived = {p for layer in layers for p in layer.parameters() if p.ndim in _MATRIX_DIMENSIONS}
     derived -= set(model.head.parameters())
     return [p for p in model.parameters() if p in derived]
@@ -63,13 +59,7 @@ class Muon(Stored):
     """
 
     def __init__(
-        self,
-        matrices: Sequence[Parameter],
-        others: "Optimizer",
-        *,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
+        self, matrices: Sequence[Parameter], others: "Optimizer", *, lr: float, momentum: float, weight_decay: float
     ) -> None:
         self.matrices, self.others = list(matrices), others
         self.momentum, self.weight_decay = momentum, weight_decay
@@ -103,7 +93,6 @@ class Muon(Stored):
         torch._foreach_sub_(matrices, [update.view(p.shape) for update, p in zip(updates, matrices, strict=True)])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the momentum of every matrix, and the other optimiser's state."""
         momenta = {f"{index}.momentum": momentum for index, momentum in enumerate(self.momenta)}
         return momenta | {_OTHERS + name: tensor for name, tensor in self.others.tensors().items()}
 

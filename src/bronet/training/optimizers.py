@@ -19,6 +19,7 @@ from bronet.training.muon import Muon
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENTUM_DECAY = 4e-3
 _DECAY_BASE = 0.96
 
@@ -47,7 +48,7 @@ def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Se
             if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
                 raise BronetError(
                     "optim.name muon needs matrices of orthogonal layers among the parameters, and others beside them, "
-                    f"got {len(chosen)} of {len(parameters.wholes)}; use nadam"
+                    f"got {len(matrices)} of {len(parameters.wholes)}; use nadam"
                 )
             nadam = _nadam(recipe, Parameters(others))
             return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
@@ -61,9 +62,9 @@ def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":
 def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """Return the learning rate of a step, counted from 0: a pure function, so that resuming needs no schedule state.
 
-    Guaranteed, cosine: grows linearly over the warm-up and reaches `lr` in its last step, then follows half a
-    cosine that would be 0 at `total_steps`; linear: the same warm-up, then a straight line to the same end.
-    Guaranteed, milestones: `lr` times `milestone_factor` to the number of milestones (in epochs) passed.
+    Cosine: it grows linearly over the warm-up and reaches `lr` in its last step, then follows half a cosine that would
+    be 0 at `total_steps`. Linear: the same warm-up, then a straight line to the same end. Milestones: `lr` times
+    `milestone_factor` to the number of milestones (in epochs) passed.
     """
     if recipe.schedule == "milestones":
         passed = sum(step >= milestone * steps_per_epoch for milestone in recipe.milestones)
@@ -77,79 +78,64 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
     return recipe.lr * (1 + math.cos(math.pi * done)) / 2
 
 
-class SGD(Stored):
-    """SGD with momentum: torch's. On a GPU the rate is a tensor, so that a recorded step follows its schedule."""
+class TorchOptimizer(Stored):
+    """One of torch's optimisers, on the parts of parameters. Where its rate is a tensor, a recorded step reads that."""
+
+    def __init__(self, parameters: Parameters, inner: torch.optim.Optimizer) -> None:
+        self.parameters, self.inner = parameters, inner
+
+    def prepare(self, rate: float) -> None:
+        group = self.inner.param_groups[0]
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+class SGD(TorchOptimizer):
+    """SGD with momentum."""
 
     def __init__(self, parameters: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
         parts = parameters.parts
         on_gpu = parts[0].is_cuda
-        self.parameters = parameters
-        self.rate: Tensor | None = torch.tensor(lr, device=parts[0].device) if on_gpu else None
-        self.inner = torch.optim.SGD(
+        inner = torch.optim.SGD(
             parts,
-            lr=lr if self.rate is None else self.rate,
+            lr=torch.tensor(lr, device=parts[0].device) if on_gpu else lr,
             momentum=momentum,
             weight_decay=weight_decay,
             foreach=not on_gpu,
             fused=on_gpu,  # the only kind that reads its rate from the device
         )
+        super().__init__(parameters, inner)
         self.momenta = [torch.zeros_like(part) for part in parts]
         if momentum:
-            self.inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
-
-    def prepare(self, rate: float) -> None:
-        if self.rate is None:
-            self.inner.param_groups[0]["lr"] = rate
-        else:
-            self.rate.fill_(rate)
-
-    def step(self) -> None:
-        self.inner.step()
+            inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters.like_wholes("momentum", self.momenta)
 
 
-class NAdam(Stored):
-    """NAdam (Dozat, 2016): torch's, on a CPU."""
+class NAdam(TorchOptimizer):
+    """NAdam (Dozat, 2016), on a CPU."""
 
     def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
-        self.parameters = parameters
-        self.inner = torch.optim.NAdam(
-            parameters.parts,
-            lr=lr,
-            betas=_BETAS,
-            eps=_EPS,
-            weight_decay=weight_decay,
-            momentum_decay=_MOMENTUM_DECAY,
-            foreach=True,
-        )
+        parts = parameters.parts
+        inner = torch.optim.NAdam(parts, lr, _BETAS, _EPS, weight_decay, _MOMENTUM_DECAY, foreach=True)
+        super().__init__(parameters, inner)
         self.state = [
-            {
-                "step": torch.zeros(()),
-                "mu_product": torch.ones(()),
-                "exp_avg": torch.zeros_like(part),
-                "exp_avg_sq": torch.zeros_like(part),
-            }
-            for part in parameters.parts
+            {"step": torch.zeros(()), "mu_product": torch.ones(())}
+            | {moment: torch.zeros_like(part) for moment in _MOMENTS}
+            for part in parts
         ]
-        self.inner.state.update(zip(parameters.parts, self.state, strict=True))
-
-    def prepare(self, rate: float) -> None:
-        self.inner.param_groups[0]["lr"] = rate
-
-    def step(self) -> None:
-        self.inner.step()
+        self.inner.state.update(zip(parts, self.state, strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return both moments of every parameter, and two numbers that count the steps of all."""
         newest = max(self.state, key=lambda state: float(state["step"]))  # one without gradients counts no steps
-        moments = {
-            name: tensor
-            for key in ("exp_avg", "exp_avg_sq")
-            for name, tensor in self.parameters.like_wholes(key, [state[key] for state in self.state]).items()
-        }
-        return {"step": newest["step"], "mu_product": newest["mu_product"]} | moments
+        found = {"step": newest["step"], "mu_product": newest["mu_product"]}
+        for moment in _MOMENTS:
+            found |= self.parameters.like_wholes(moment, [state[moment] for state in self.state])
+        return found
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_tensors(tensors)

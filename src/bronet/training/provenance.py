@@ -20,21 +20,16 @@ GIT_SECONDS = 5
 
 def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -> Json:
     """Return what a record says besides times: command, commit, seed, device and versions."""
-    on_gpu = device.type == "cuda"
+    numpy_and_torch = {"torch": torch.__version__, "numpy": np.__version__}
     return {
         "recipe": recipe.name,
         "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": source_commit(),
         "seed": recipe.train.seed,
         "precision": recipe.train.precision,
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()} CPU",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
-        "versions": {
-            "bronet": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": {"bronet": __version__, "python": platform.python_version()} | numpy_and_torch,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -42,8 +37,8 @@ def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -
 def source_commit() -> str | None:
     """Return the git commit this package runs from, with "+changes" if it was edited; None when unknown.
 
-    An installed copy has no commit, even inside another repository: the source file must be tracked. A copy
-    of the source without its repository, as on a cluster, may be told its commit by BRONET_COMMIT.
+    An installed copy has none, even inside another repository: the source file must be tracked. BRONET_COMMIT may tell
+    it to a copy of the source without its repository, as on a cluster.
     """
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
@@ -56,11 +51,7 @@ def source_commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=GIT_SECONDS,
-            check=True,
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -2,10 +2,11 @@
 
 It sets the stage (processes, folder, images, model), calls the one loop, and writes what the next stage reads.
 
-The held-out images depend on the data set and their number only, not on the seed of a run, so that runs with other
-seeds are tuned on the same images. The test set is never part of them, nor of those that are trained on.
+The held-out images depend on the data set and their number only, so that runs with other seeds are tuned on the same
+images. The test set is never part of them, nor of those that are trained on.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,7 +38,7 @@ from bronet.training.checkpoint import check_recipe, save_model
 from bronet.training.distributed import Processes, joined_processes
 from bronet.training.learner import Training
 from bronet.training.provenance import describe_run
-from bronet.training.statistics import TensorBoard, require_tensorboard
+from bronet.training.statistics import tensorboard_writer
 
 HELD_OUT_SEED = 0
 NUMBERS_PER_WEIGHT = 3
@@ -51,8 +52,8 @@ FIXED_WORKSPACES = (WORKSPACE, ":16:8")
 class RunOptions:
     """How a run is carried out; none of it changes what is trained.
 
-    `workers` processes decode image files; `deterministic` repeats bits on a GPU; `track` writes for TensorBoard;
-    `fsdp` shards parameters and optimiser over the processes.
+    `workers` processes decode image files; `track` writes for TensorBoard; `fsdp` shards over the processes.
+    `deterministic` repeats bits on a GPU.
     """
 
     workers: int = 0
@@ -83,9 +84,9 @@ def train(
     interrupted and resumed or not. The data are loaded and the model is built before anything is written.
 
     An existing run is refused unless it is to be replaced (`overwrite`), or to go on from its checkpoint, or from its
-    start if it has none yet (`resume`); its recipe must then be the same. `data_dir` holds the data set's files; the
-    embedded digits need none. `progress` shows a bar on a terminal and lines elsewhere. The record names `command`, by
-    default this process's command line. Under torchrun every process calls this; a restart by torchrun resumes.
+    start if it has none yet (`resume`); its recipe must then be the same. `data_dir` holds the data set's files.
+    `progress` shows a bar on a terminal and lines elsewhere. The record names `command`, by default this process's
+    command line. Under torchrun every process calls this; a restart by torchrun resumes.
     """
     options, folder = options or RunOptions(), Path(run_dir)
     wanted = _checked_device(device, recipe, options)
@@ -94,16 +95,12 @@ def train(
             end.enter_context(_deterministic())
         processes, place = end.enter_context(joined_processes(wanted))
         if options.fsdp and processes.world == 1:
-            raise BronetError(
-                "processes must be at least 2 to shard parameters over them (fsdp), got 1; start them with torchrun"
-            )
+            raise BronetError("processes must be at least 2 to shard over (fsdp), got 1; start them with torchrun")
         # torchrun may have started them again
         resume = resume or (processes.restarts > 0 and RunFolder(folder).recipe_file.exists())
         run = _run_to_resume(folder, recipe) if resume else RunFolder(folder)
-        source = Path(data_dir) if data_dir else None
-        batches, held_out = open_training(
-            recipe, device=place, processes=processes, data_dir=source, workers=options.workers
-        )
+        images = Path(data_dir) if data_dir else None
+        batches, held_out = open_training(recipe, place, processes, data_dir=images, workers=options.workers)
         # What is sharded need not fit on one device.
         first_place = torch.device("cpu") if options.fsdp else place
         model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=first_place)
@@ -111,25 +108,26 @@ def train(
             require_memory(model, copies=NUMBERS_PER_WEIGHT)
         if processes.is_main:
             end.enter_context(held(folder))
-        if not resume:
-            if processes.is_main:
-                advice = "go on with it (--resume), replace it (--overwrite) or choose another"
-                create_run(folder, recipe, overwrite=overwrite, advice=advice)
-            processes.wait()
+        if processes.is_main and not resume:
+            advice = "go on with it (--resume), replace it (--overwrite) or choose another"
+            create_run(folder, recipe, overwrite=overwrite, advice=advice)
+        processes.wait()
         record = describe_run(recipe, device=place, command=command) | {
             "processes": processes.world,
             "steps": batches.steps_per_epoch * recipe.train.epochs,
         }
         if recipe.data.name not in DATASETS:  # the names of its folders, on which labels rest
             record["classes"] = list(batches.real.classes)
-        tracker = TensorBoard(run.tracking) if options.track and processes.is_main else None
+        tracker = tensorboard_writer()(str(run.tracking)) if options.track and processes.is_main else None
         training = Training(recipe, model, batches, run, processes, held_out, tracker, options.fsdp)
-        fitted = training.fit(resume=resume, progress=progress)
+        training.fit(resume=resume, progress=progress)
         save_model(run.weights, model, recipe=recipe, writes=processes.is_main)
-        if processes.is_main and (fitted.steps or not run.record.exists()):  # a finished run keeps its record
-            finished = datetime.now(UTC).isoformat(timespec="seconds")
-            taught = {} if fitted.teacher_accuracy is None else {"teacher_accuracy": fitted.teacher_accuracy}
-            run.write_record(record | {"finished": finished, "seconds": round(fitted.seconds, 3)} | taught)
+        if processes.is_main and (training.first_step < training.total_steps or not run.record.exists()):
+            record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+            record["seconds"] = round(training.watch.seconds(), 3)
+            if not math.isnan(training.teacher_accuracy):  # the teacher was trained now
+                record["teacher_accuracy"] = training.teacher_accuracy
+            run.write_record(record)
         processes.wait()
     return run
 
@@ -151,7 +149,7 @@ def _checked_device(device: torch.device | str, recipe: Recipe, options: RunOpti
             "a part of a matrix cannot be orthogonalised"
         )
     if options.track:
-        require_tensorboard()
+        tensorboard_writer()
     return place
 
 
@@ -167,19 +165,24 @@ def _run_to_resume(folder: Path, recipe: Recipe) -> RunFolder:
 
 
 def open_training(
-    recipe: Recipe, *, device: torch.device, processes: Processes, data_dir: Path | None = None, workers: int = 0
+    recipe: Recipe, device: torch.device, processes: Processes, *, data_dir: Path | None = None, workers: int = 0
 ) -> tuple[MixedBatches, ImageSet | None]:
     """Return the batches of a run, and the held-out images if the recipe validates on them.
 
     Images in memory go to the device as a whole; files are decoded by `workers` processes.
     """
-    data = recipe.data
+
+    def stream(found: ImageSet | FileSet, seed: int) -> ImageStream:
+        if isinstance(found, ImageSet):
+            return ResidentStream(found.to(device))
+        spec = data.spec()
+        return DecodedStream(found, spec, resize=data.resize, flip=data.flip, seed=seed, workers=workers, device=device)
+
+    data, seed = recipe.data, recipe.train.seed
     kept, held = split_images(data, data_dir=data_dir)
-    real = _stream(kept, recipe, device, workers, seed=recipe.train.seed)
-    synthetic = None
+    real, synthetic = stream(kept, seed), None
     if data.synthetic:
-        generated = open_synthetic(data, kept.classes, data_dir=data_dir)
-        synthetic = _stream(generated, recipe, device, workers, seed=recipe.train.seed + 1)
+        synthetic = stream(open_synthetic(data, kept.classes, data_dir=data_dir), seed + 1)
     batches = MixedBatches(recipe, real, synthetic, device=device, rank=processes.rank, world=processes.world)
     if held is None or not recipe.train.validate_every:
         return batches, None
@@ -198,36 +201,26 @@ def split_images(
     return whole.subset(kept), whole.subset(held)
 
 
-def _stream(found: ImageSet | FileSet, recipe: Recipe, device: torch.device, workers: int, *, seed: int) -> ImageStream:
-    if isinstance(found, ImageSet):
-        return ResidentStream(found.to(device))
-    data = recipe.data
-    return DecodedStream(
-        found, data.spec(), resize=data.resize, flip=data.flip, seed=seed, workers=workers, device=device
-    )
-
-
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Inside, allow only operations that repeat their bits on one GPU, at some cost in speed; a CPU always does.
 
-    An operation that cannot raises an error. The same recipe then gives the same weights on the same kind of GPU with
-    the same software; another GPU or version may differ, and so may another number of processes.
-    CUDA must not have started without a fixed workspace: it is too late then, which is a `BronetError`.
+    The same recipe then gives the same weights on the same kind of GPU with the same software and number of processes.
+    It is too late, and a `BronetError`, where CUDA has started without a fixed workspace.
     """
     found = os.environ.get(WORKSPACE_VARIABLE)
-    if found not in FIXED_WORKSPACES and torch.cuda.is_initialized():
-        raise BronetError(
-            f"{WORKSPACE_VARIABLE} must be {WORKSPACE} before CUDA starts for a deterministic run, got {found}; "
-            "set it in the environment of the program"
-        )
     if found not in FIXED_WORKSPACES:
+        if torch.cuda.is_initialized():
+            raise BronetError(
+                f"{WORKSPACE_VARIABLE} must be {WORKSPACE} before CUDA starts for a deterministic run, got {found}; "
+                "set it in the environment of the program"
+            )
         os.environ[WORKSPACE_VARIABLE] = WORKSPACE
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark

@@ -1,19 +1,18 @@
 """What is counted while training, and what a person sees of it: of the running epoch, and of held-out images.
 
 Certified accuracies count images at a budget with `bronet.radius` and the model's current gap: where a layer's norm is
-only estimated, so are these numbers. They are no certificates. The test set is never looked at. Showing them changes
-nothing of a run; its log file holds every number in any case.
+only estimated, so are these numbers. They are no certificates. The test set is never looked at.
 """
 
+import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -29,11 +28,9 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 VALIDATION_BATCH = 500
-ENTRIES = 5
-NEVER = float("inf")
+NEVER = math.inf
 BAR_WIDTH = 12  # columns: the whole line fits into a terminal of 80
 CLOCK_TICK = 1e-9  # seconds: the finest a performance counter tells apart
-PICTURES = 16  # of a batch
 
 
 class Summary(NamedTuple):
@@ -42,7 +39,6 @@ class Summary(NamedTuple):
     loss: float
     accuracy: float
     certified_accuracy: float
-    images: int
 
     def __str__(self) -> str:
         return f"loss {self.loss:.4f}  accuracy {self.accuracy:.1%}  certified {self.certified_accuracy:.1%}"
@@ -51,43 +47,35 @@ class Summary(NamedTuple):
 class Tally:
     """Sums of loss, correct, certified and images, and the first step at which something was not finite.
 
-    They are kept on the training device, so that a step never waits for them.
-    `sums` are this process's own; everything that is read from a tally is of all processes together.
+    `sums` are this process's own, on the training device, so that a step never waits for them; everything that is read
+    from a tally is of all processes together.
     """
 
     def __init__(self, *, eps: float, device: torch.device | str, processes: Processes | None = None) -> None:
         self.eps = eps
         self.processes = processes or Processes()
-        self.sums: Float64[Tensor, "5"] = torch.zeros(ENTRIES, dtype=torch.float64, device=device)
-        self.reset()
+        self.fresh: Float64[Tensor, "5"] = torch.tensor([0.0, 0, 0, 0, NEVER], dtype=torch.float64, device=device)
+        self.sums = self.fresh.clone()
 
     def reset(self) -> None:
         """Start a new epoch."""
-        self.sums.zero_()
-        self.sums[-1] = NEVER
+        self.sums.copy_(self.fresh)
 
     @torch.no_grad()
     def add(
-        self,
-        *,
-        step: Float[Tensor, ""],
-        loss: Float[Tensor, ""],
-        gradient_norm: Float[Tensor, ""],
-        logits: Float[Tensor, "b k"],
-        labels: Int[Tensor, " b"],
-        gap_lipschitz: Float[Tensor, "k k"],
+        self, logits: Tensor, labels: Tensor, gap: Tensor, *, step: Tensor, loss: Tensor, gradient_norm: Tensor
     ) -> None:
         """Count one batch."""
-        prediction, _, radius = margin_radius(logits.float(), gap_lipschitz)
+        prediction, _, radius = margin_radius(logits.float(), gap)
         correct = prediction == labels
         certified = certified_at(radius, correct, self.eps)
-        images = torch.full_like(loss, len(labels))
-        self.sums[:-1] += torch.stack([loss * len(labels), correct.sum().to(loss), certified.sum().to(loss), images])
+        counts = (correct.sum().to(loss), certified.sum().to(loss), torch.full_like(loss, len(labels)))
+        self.sums[:-1] += torch.stack([loss * len(labels), *counts])
         finite = loss.isfinite() & gradient_norm.isfinite()
         self.sums[-1] = torch.minimum(self.sums[-1], torch.where(finite, NEVER, step))
 
     def total(self) -> Float64[Tensor, "5"]:
-        """Return the sums over all processes."""
+        """Return the sums of all processes."""
         return torch.cat((self.processes.sum(self.sums[:-1]), self.processes.least(self.sums[-1:])))
 
     def first_bad_step(self) -> int | None:
@@ -98,8 +86,7 @@ class Tally:
     def summary(self) -> Summary:
         """Return the means so far; waits for the device."""
         loss, correct, certified, images = self.total()[:-1].tolist()
-        count = images or float("nan")
-        return Summary(loss / count, correct / count, certified / count, int(images))
+        return Summary(*(value / (images or math.nan) for value in (loss, correct, certified)))
 
 
 @torch.no_grad()
@@ -155,7 +142,7 @@ class Display:
 
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Move the bar to where the run stands after `step` steps."""
-        loss, accuracy, certified, _ = summary
+        loss, accuracy, certified = summary
         numbers = f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s"
         self.bar.update(self.task, completed=step, numbers=numbers)
 
@@ -166,9 +153,9 @@ class Display:
 
 
 class Stopwatch:
-    """Seconds of training, in this process and in those it resumes, and the speed since a lap began.
+    """Seconds of training, in this process and those it resumes but not between them, and the speed since a lap began.
 
-    Pauses between processes do not count. `images` are those trained on in this lap.
+    `images` are those trained on in this lap.
     """
 
     def __init__(self, seconds_before: float = 0.0) -> None:
@@ -176,7 +163,6 @@ class Stopwatch:
         self.lap()
 
     def lap(self) -> None:
-        """Begin a lap."""
         self.lap_start, self.images = self.seconds(), 0
 
     def seconds(self) -> float:
@@ -188,25 +174,7 @@ class Stopwatch:
         return self.images / max(self.seconds() - self.lap_start, CLOCK_TICK)
 
 
-class TensorBoard:
-    """Event files in a folder: scalars of every epoch, a histogram of margins and a few training pictures."""
-
-    def __init__(self, folder: Path) -> None:
-        self.writer = require_tensorboard()(str(folder))
-
-    def epoch(self, number: int, entry: Mapping[str, object]) -> None:
-        """Write the numbers of a finished epoch."""
-        for key, value in entry.items():
-            if isinstance(value, int | float) and key != "epoch":
-                self.writer.add_scalar(key, value, number)
-
-    def batch(self, number: int, pixels: Float[Tensor, "b c h w"], margins: Float[Tensor, " b"]) -> None:
-        """Write the last batch of an epoch: its pictures, and the margins of its images."""
-        self.writer.add_histogram("margin", margins.float(), number)
-        self.writer.add_images("images", pixels[:PICTURES], number)
-
-
-def require_tensorboard() -> "type[SummaryWriter]":
+def tensorboard_writer() -> "type[SummaryWriter]":
     """Return torch's writer; an error where the extra is missing, which a run asks before it makes its folder."""
     try:
         with warnings.catch_warnings():

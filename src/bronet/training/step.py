@@ -8,7 +8,7 @@ few ordinary steps a CUDA graph of it is recorded, and later steps launch that. 
 from contextlib import nullcontext
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -39,17 +39,12 @@ _WARM_UP = 3
 class TrainStep:
     """The step of a recipe on a model; call it with the inputs of each step in turn.
 
-    It holds the recipe's optimiser, and Lookahead and a teacher, which has learned nothing yet, where the recipe has
-    them. Several processes, those of the tally, exchange numbers within a step, which is then not recorded.
+    It holds the recipe's optimiser, Lookahead and teacher, which has learned nothing yet. Several processes, those of
+    the tally, exchange numbers within a step, which is then not recorded.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: CertifiableModel,
-        tally: Tally,
-        *,
-        forward: nn.Module | None = None,
+        self, recipe: Recipe, model: CertifiableModel, tally: Tally, *, forward: nn.Module | None = None
     ) -> None:
         optim = recipe.optim
         self.recipe, self.model, self.tally = recipe, model, tally
@@ -57,89 +52,82 @@ class TrainStep:
         self.parameters = Parameters(model.parameters())
         matrices = muon_matrices(model) if optim.name == "muon" else ()
         self.optimizer = build_optimizer(optim, self.parameters, matrices=matrices)
-        self.lookahead = (
-            Lookahead(self.parameters, steps=optim.lookahead_steps, alpha=optim.lookahead_alpha)
-            if optim.lookahead_steps
-            else None
-        )
+        steps, alpha = optim.lookahead_steps, optim.lookahead_alpha
+        self.lookahead = Lookahead(self.parameters, steps=steps, alpha=alpha) if steps else None
         self.device = tally.sums.device
         self.teacher = new_teacher(recipe, self.device) if recipe.loss.teacher else None
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
-        self.pixels: Tensor | None = None
-        self.labels: Tensor | None = None
+        self.inputs: tuple[Tensor, Tensor] | None = None  # of the recording
         self.recordable = tally.processes.world == 1 and model.recordable
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(
-        self,
-        pixels: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, " b"],
-        *,
-        number: int,
-        learning_rate: float,
-        emma_eps: float,
-    ) -> None:
-        """Take one step. The work is queued on the device; nothing is waited for."""
+    def __call__(self, pixels: Tensor, labels: Tensor, *, number: int, learning_rate: float, emma_eps: float) -> None:
+        """Take one step: the work is queued on the device."""
         self.optimizer.prepare(learning_rate)
         self.eps.fill_(emma_eps)
         self.number.fill_(number)
-        if self.device.type != "cuda" or not self.recordable:
-            self._compute(pixels, labels)
-        elif self.graph is not None and self.pixels is not None and self.labels is not None:
-            self.pixels.copy_(pixels)
-            self.labels.copy_(labels)
-            self.graph.replay()
-            torch.autograd.graph.increment_version(list(self.model.parameters()))
+        if self.device.type == "cuda" and self.recordable:
+            self._replay(pixels, labels)
         else:
-            self._warm_up_or_record(pixels, labels)
+            self._compute(pixels, labels)
         if self.lookahead is not None:
             self.lookahead.after_step()
 
-    def plain_loss(
-        self, pixels: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], *, emma_eps: float
-    ) -> Float[Tensor, ""]:
-        """Return the loss of a batch with the model as it is, in its own precision: for a diagnosis, not for a step."""
-        return self._loss(pixels, labels, self.model(pixels), self.model.gap_lipschitz(), emma_eps)
-
-    def _warm_up_or_record(self, pixels: Tensor, labels: Tensor) -> None:
-        """Take an ordinary step on a side stream, as recording asks for; record after a few of them."""
-        if self.pixels is None or self.labels is None:
-            self.pixels, self.labels = pixels.clone(), labels.clone()
-        self.pixels.copy_(pixels)
-        self.labels.copy_(labels)
+    def _replay(self, pixels: Tensor, labels: Tensor) -> None:
+        """Replay the recorded step; before that take a few on a side stream, as recording asks for, and record one."""
+        self.inputs = self.inputs or (pixels.clone(), labels.clone())
+        self.inputs[0].copy_(pixels)
+        self.inputs[1].copy_(labels)
         if self.ordinary_steps < _WARM_UP:
             side = SideStream(self.device)
             with side():
-                self._compute(self.pixels, self.labels)
+                self._compute(*self.inputs)
             side.wait()
             self.ordinary_steps += 1
             return
-        self.parameters.drop_gradients()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._compute(self.pixels, self.labels)
-        self.graph.replay()  # recording does not compute
+        if self.graph is None:
+            self.parameters.drop_gradients()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):  # recording does not compute
+                self._compute(*self.inputs)
+        self.graph.replay()
+        torch.autograd.graph.increment_version(list(self.model.parameters()))
 
     def _compute(self, pixels: Tensor, labels: Tensor) -> None:
-        recipe = self.recipe
-        bf16 = recipe.train.precision == "bf16"
-        with float32_products(tf32=bf16):
+        with float32_products(tf32=self.recipe.train.precision == "bf16"):
             logits, gap = self.forward(pixels)
-            loss = self._loss(pixels, labels, logits, gap, self.eps)
+            loss = self.loss(pixels, labels, logits, gap, self.eps)
             self.parameters.drop_gradients()
             loss.backward()  # type: ignore[no-untyped-call]
-            norm = self._clip(recipe.optim.clip_norm)
+            norm = self._clip(self.recipe.optim.clip_norm)
             self.optimizer.step()
-        self.tally.add(
-            step=self.number, loss=loss.detach(), gradient_norm=norm, logits=logits, labels=labels, gap_lipschitz=gap
-        )
+        self.tally.add(logits, labels, gap, step=self.number, loss=loss.detach(), gradient_norm=norm)
 
-    def _loss(self, pixels: Tensor, labels: Tensor, logits: Tensor, gap: Tensor, eps: Tensor | float) -> Tensor:
-        recipe = self.recipe.loss
-        targets = None if self.teacher is None else self.teacher.targets(pixels, labels, share=recipe.teacher)
-        return objective(recipe, logits, labels, gap, emma_eps=eps, targets=targets)
+    def loss(
+        self, pixels: Tensor, labels: Tensor, logits: Tensor, gap: Tensor, eps: Tensor | float
+    ) -> Float[Tensor, ""]:
+        """Return what the recipe minimises, its choice among `bronet.losses`, on plain or EMMA logits.
+
+        With a teacher it is the mean over labels drawn from the probabilities of teacher and label.
+        """
+        recipe, weights = self.recipe.loss, None
+        if self.teacher is not None:
+            targets = self.teacher.targets(pixels, labels, share=recipe.teacher)
+            logits, labels, weights = drawn_labels(logits, targets)
+        if recipe.emma:
+            logits = emma(logits, labels, gap, eps=eps)
+        if recipe.name == "la":
+            shape = {"temperature": recipe.temperature, "offset": recipe.offset, "beta": recipe.beta}
+            loss = logit_annealing(logits, labels, weights=weights, **shape)
+        elif recipe.name == "ce":
+            loss = cross_entropy(logits, labels)
+        elif recipe.cr == "margin":
+            loss = certificate_regularization(logits, labels, gamma=recipe.gamma)
+        else:
+            loss = certificate_regularization_radius(logits, labels, gap, gamma=recipe.gamma)
+        return recipe.scale * loss
 
     def _clip(self, largest: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
@@ -155,8 +143,8 @@ class TrainStep:
 class TrainingForward(nn.Module):
     """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision.
 
-    One module, because data-parallel and sharded training wrap a module and see only what happens inside its forward.
-    On a GPU the estimates are refreshed `beside` the model's forward pass, where that does not read them.
+    One module, because data-parallel and sharded training see only what happens inside a module's forward. On a GPU the
+    estimates are refreshed `beside` the model's forward pass, where that does not read them.
     """
 
     def __init__(self, model: CertifiableModel, recipe: Recipe, *, beside: bool = True) -> None:
@@ -166,9 +154,8 @@ class TrainingForward(nn.Module):
         self.in_bf16 = recipe.train.precision == "bf16"
         loss = recipe.loss
         self.gap_has_gradient = loss.emma or (loss.name == "ce+cr" and loss.cr == "radius")
-        self.estimates_beside = beside and not any(
-            part.forward_uses_estimate for part in model.modules() if isinstance(part, LipschitzLayer)
-        )
+        layers = (part for part in model.modules() if isinstance(part, LipschitzLayer))
+        self.estimates_beside = beside and not any(layer.forward_uses_estimate for layer in layers)
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
         estimates = SideStream(pixels.device)
@@ -180,38 +167,6 @@ class TrainingForward(nn.Module):
         with torch.set_grad_enabled(self.gap_has_gradient and torch.is_grad_enabled()):
             gap = self.model.gap_lipschitz()
         return logits, gap
-
-
-def objective(
-    recipe: LossRecipe,
-    logits: Float[Tensor, "b k"],
-    labels: Int[Tensor, " b"],
-    gap_lipschitz: Float[Tensor, "k k"],
-    *,
-    emma_eps: float | Tensor,
-    targets: Float[Tensor, "b k"] | None = None,
-) -> Float[Tensor, ""]:
-    """Return the scalar to minimise: the recipe's choice among `bronet.losses`, on plain or EMMA logits.
-
-    `emma_eps` is this step's budget, unused without EMMA. With `targets`, a probability for every class of an image, LA
-    is the mean over labels drawn from them.
-    """
-    weights = None
-    if targets is not None:
-        logits, labels, weights = drawn_labels(logits, targets)
-    if recipe.emma:
-        logits = emma(logits, labels, gap_lipschitz, eps=emma_eps)
-    if recipe.name == "la":
-        loss = logit_annealing(
-            logits, labels, temperature=recipe.temperature, offset=recipe.offset, beta=recipe.beta, weights=weights
-        )
-    elif recipe.name == "ce":
-        loss = cross_entropy(logits, labels)
-    elif recipe.cr == "margin":
-        loss = certificate_regularization(logits, labels, gamma=recipe.gamma)
-    else:
-        loss = certificate_regularization_radius(logits, labels, gap_lipschitz, gamma=recipe.gamma)
-    return recipe.scale * loss
 
 
 def emma_budget(recipe: LossRecipe, *, step: int, total_steps: int) -> float:

@@ -2,11 +2,9 @@
 
 A Lipschitz network cannot give every training image a margin, least of all one whose crop or colours hide what it
 shows. The teacher sees the same augmented image, and its probabilities take a share of the label's place. It learns
-from the run's own images, for a few epochs before the first step, and is not kept: no certificate depends on it. It
-must not learn the images by heart, or it only repeats their labels; so it is trained for few epochs.
+from the run's own images before the first step, for few epochs, because one that knows them by heart only repeats their
+labels. It is not kept, and no certificate depends on it.
 """
-
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,13 +16,12 @@ from bronet.data import Batch, MixedBatches
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.training.distributed import Processes
-from bronet.training.loop import Interrupted
+from bronet.training.loop import Learner
 from bronet.training.statistics import Display
 
 WIDTH = 64
 CONTRAST = 4.0
 LOGIT_SCALE = 1 / 8
-
 PEAK_RATE = 0.4
 WARM_UP = 0.2
 MOMENTUM = 0.9
@@ -63,7 +60,7 @@ class Teacher(nn.Module):
 
 
 def new_teacher(recipe: Recipe, device: torch.device) -> Teacher:
-    """Return a teacher that has learned nothing yet."""
+    """Return a teacher of the recipe's seed that has learned nothing yet."""
     spec = recipe.data.spec()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
@@ -71,71 +68,57 @@ def new_teacher(recipe: Recipe, device: torch.device) -> Teacher:
     return teacher.to(device).eval().requires_grad_(False)
 
 
-class Lessons:
+class Lessons(Learner):
     """The teacher's own training, on the run's first `total_steps` batches: plain SGD on the cross-entropy.
 
     It is not saved: a resumed run trains it again, from the same seed.
     """
 
     def __init__(
-        self,
-        teacher: Teacher,
-        recipe: Recipe,
-        batches: MixedBatches,
-        *,
-        processes: Processes,
-        display: Display,
-        run: Path,
+        self, recipe: Recipe, batches: MixedBatches, processes: Processes, *, teacher: Teacher, display: Display
     ) -> None:
         if recipe.train.batch_size < 2 * processes.world:
             raise BronetError(
                 "train.batch_size must be at least 2 for every process with a teacher, which normalises batches, "
                 f"got {recipe.train.batch_size} for {processes.world}"
             )
-        self.teacher, self.processes, self.display, self.run = teacher, processes, display, run
+        self.teacher, self.processes, self.display = teacher, processes, display
         self.epochs, self.steps_per_epoch = recipe.loss.teacher_epochs, batches.steps_per_epoch
         self.total_steps = self.epochs * self.steps_per_epoch
         teacher.train().requires_grad_(True)
         self.optimizer = torch.optim.SGD(
             teacher.parameters(), lr=PEAK_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: _rate(step, self.total_steps))
         self.right, self.seen, self.accuracy = torch.zeros((), device=batches.device), 0, 0.0
-        self.epoch, self.line = 1, ""
-        self.logits = torch.zeros((), device=batches.device)  # of the last step
 
     def step(self, batch: Batch, number: int) -> None:
-        """Take a step on a batch."""
         logits = self.teacher(batch.pixels)
         self.optimizer.zero_grad()
         F.cross_entropy(logits, batch.labels).backward()  # type: ignore[no-untyped-call]
-        if self.processes.world > 1:
-            _average_gradients(self.teacher, self.processes)
+        for p in self.teacher.parameters() if self.processes.world > 1 else ():
+            p.grad = None if p.grad is None else self.processes.sum(p.grad) / self.processes.world
+        self.optimizer.param_groups[0]["lr"] = PEAK_RATE * self._rate(number)
         self.optimizer.step()
-        self.schedule.step()
         self.right += (logits.argmax(dim=1) == batch.labels).sum()
         self.seen += len(batch.labels)
         self.logits = logits.detach()
 
     def check(self, step: int) -> None:
-        """Check that all was finite, and show the accuracy on the augmented images since the epoch began."""
+        """Check that the last step was finite, and show the accuracy on augmented images since the epoch began."""
         if self.processes.any(not bool(self.logits.isfinite().all())):
             raise BronetError(f"logits of the teacher must stay finite, got NaN or infinity by step {step}")
         self.accuracy = float(self.processes.sum(self.right)) / (self.seen * self.processes.world)
-        self.epoch = -(-step // self.steps_per_epoch)
-        self.line = f"teacher {self.epoch}/{self.epochs}  accuracy {self.accuracy:.1%}"
+        self.line = f"teacher {-(-step // self.steps_per_epoch)}/{self.epochs}  accuracy {self.accuracy:.1%}"
         self.display.before(self.line)
 
     def end_epoch(self, epoch: int) -> None:
-        """Show how far it is, and count anew."""
         self.display.epoch(self.line)
         self.right.zero_()
         self.seen = 0
 
-    def stop(self, step: int, signal_number: int) -> None:
-        """End with `Interrupted`."""
-        message = f"stopped in epoch {self.epoch} of {self.epochs} of the teacher, which will be trained again"
-        raise Interrupted(message, run=self.run, signal_number=signal_number)
+    def stop(self, step: int) -> str:
+        epoch = -(-step // self.steps_per_epoch)
+        return f"stopped in epoch {epoch} of {self.epochs} of the teacher, which will be trained again"
 
     def finish(self) -> float:
         """Freeze the teacher, equal in all processes, and return its accuracy in the last epoch."""
@@ -145,18 +128,11 @@ class Lessons:
         self.teacher.eval().requires_grad_(False)
         return self.accuracy
 
-
-def _average_gradients(teacher: Teacher, processes: Processes) -> None:
-    gradients = [p.grad for p in teacher.parameters() if p.grad is not None]
-    mean = processes.sum(torch.cat([gradient.flatten() for gradient in gradients])) / processes.world
-    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-def _rate(step: int, steps: int) -> float:
-    """Return the learning rate over its peak: a straight line up, and one down to zero."""
-    rising = max(1, round(WARM_UP * steps))
-    return (step + 1) / rising if step < rising else (steps - step) / (steps - rising + 1)
+    def _rate(self, step: int) -> float:
+        """Return the learning rate over its peak: a straight line up, and one down to zero."""
+        rising = max(1, round(WARM_UP * self.total_steps))
+        down = (self.total_steps - step) / (self.total_steps - rising + 1)
+        return (step + 1) / rising if step < rising else down
 
 
 def _convolution(inputs: int, outputs: int, *, halving: bool = False) -> nn.Sequential:
