@@ -32,6 +32,7 @@ from bronet.run.certificate import (
     Row,
     SoundnessCost,
     file_hash,
+    recorded,
     targeted_table,
 )
 from bronet.run.folder import RunFolder, open_run
@@ -69,6 +70,7 @@ def certify_run(
 ) -> CertifiedRun:
     """Prove the radius of every image of a split and write the rows into the run's folder.
 
+    Radii are written with a margin that lets every other machine prove them again (`bronet.run.certificate.recorded`).
     `eps` are the budgets a report shows (default: the recipe's); `limit` certifies only the first images, and the
     certificate says so; `targeted` also writes how far each image is from each class. With `download`, archives that
     are missing are fetched. `batch_size` images are computed at once, by default as many as suit the device. `progress`
@@ -106,14 +108,14 @@ def certify_run(
             if progress is not None:
                 progress(sum(len(part.rows) for part in found), len(images))
         found.sort(key=lambda part: part.rows[0].index)
-        rows = tuple(row for part in found for row in part.rows)
+        rows = tuple(replace(row, radius=recorded(row.radius)) for part in found for row in part.rows)
         rounding = [amount for part in found for amount in part.rounding]
         seconds = time.perf_counter() - start
         if file_hash(run.weights) != weights:
             raise BronetError(f"{run.weights} must not change while it is certified, but it did; certify again")
         write_rows(Row, files.rows, rows)
         if targeted:
-            radii = [of_image for part in found for of_image in part.targeted]
+            radii = [[recorded(radius) for radius in of_image] for part in found for of_image in part.targeted]
             replace_text(files.targeted, targeted_table(rows, radii))
         else:
             files.targeted.unlink(missing_ok=True)  # one of an earlier certificate would contradict this one

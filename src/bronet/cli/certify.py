@@ -139,7 +139,7 @@ def verify(
             progress=show,
         )
     say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
-    say(console, f"largest difference of a radius: {result.largest_difference:.1e}")
+    say(console, f"recorded radii lie at most {result.largest_difference:.1e} below their proof")
 
 
 def check(run: options.RunArgument) -> None:

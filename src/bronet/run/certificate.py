@@ -19,13 +19,16 @@ from bronet.records import Place, as_plain, csv_text, read_csv, read_record, rea
 from bronet.run.folder import RunFolder
 
 SEAL = "seal_sha256"
+RECORDED_SHARE = 1 - 2.0**-24
+RECORDED_UNITS = 10**7
+"""Radii are recorded as whole ten-millionths, at least one below the proof: far more than two machines differ by."""
 ADVICE = "certify again"
 _FIRST = ("index", "prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The certificate of one image: `radius` is proved, in pixel space.
+    """The certificate of one image: `radius` is proved, in pixel space, and recorded with a margin (`recorded`).
 
     `naive_radius` is what the literature would report, for comparison only: it rests on estimates.
     """
@@ -185,6 +188,17 @@ def sealed(facts: Json) -> Json:
     rest = {key: value for key, value in facts.items() if key != SEAL}
     text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def recorded(radius: float) -> float:
+    """Return the radius to write down for a proved one: smaller by its 2^-24th, rounded down, and one unit more.
+
+    So another machine, whose proof differs by rounding, still proves all of it; verification needs no tolerance.
+    """
+    share = radius * RECORDED_SHARE
+    if share * RECORDED_UNITS >= 2.0**52:  # no decimals are left
+        return share
+    return max(0, math.floor(share * RECORDED_UNITS) - 1) / RECORDED_UNITS
 
 
 def file_hash(path: Path) -> str:
