@@ -112,7 +112,7 @@ def test_a_report_reads_rows_and_images_but_no_weights() -> None:
 
 def test_tests_mirror_the_rooms() -> None:
     rooms = {room_of(path) for path in FILES}
-    elsewhere = {"docs", "faults", "gpu", "helpers", "lab", "published"}
+    elsewhere = {"docs", "faults", "gpu", "hostile", "helpers", "lab", "published"}
     for path in sorted((ROOT / "tests").iterdir()):
         if path.is_dir() and any(path.glob("*.py")):
             assert path.name in rooms | elsewhere, path
