@@ -10,6 +10,7 @@ from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
 
+CPU_RECIPES = ("cifar10/bronet-small",)
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats; the median is kept.")]
 Out = Annotated[Path | None, out_option("A CSV file for the rows.", file=True)]
 
@@ -75,28 +76,61 @@ def step(*, device: DeviceOption = "auto", repeats: Repeats = 10, out: Out = Non
 
     Example:  python -m lab bench step
 
-    On a GPU the times are those of one H200. `bronet bench RECIPE` times any other recipe. Writes nothing unless --out
-    names a file.
+    Those of the published code are the rows of one H200; `python -m lab bench published` measures them on this machine.
+    `bronet bench RECIPE` times any other recipe. Writes nothing unless --out names a file.
     """
     import torch
 
     from bronet.cli.console import facts_table, open_console
     from bronet.recipe import named_recipe
-    from lab.bench.recipe_times import CPU_RECIPES, PUBLISHED_MS
+    from lab.bench.published import RECIPES, published_times
     from lab.bench.timing import recipe_rows, write_timings
 
     place = torch.device(usable_device(device))
     on_gpu = place.type == "cuda"
     rows, facts = [], []
-    for name in PUBLISHED_MS if on_gpu else CPU_RECIPES:
+    theirs = published_times()
+    for name in RECIPES if on_gpu else CPU_RECIPES:
         for kind, row in recipe_rows(named_recipe(name), place, repeats=repeats):
             rows.append(row)
             text = f"{row.median_ms:9.2f} ms" + (f"  {row.peak_gib:5.2f} GiB" if row.peak_gib else "")
-            published = PUBLISHED_MS.get(name, {}).get(kind)
+            published = theirs.get((name, kind))
             if on_gpu and published is not None:
                 ratio = published / row.median_ms
                 text += f"  (published code on one H200: {published:g} ms, {ratio:.1f} times as long)"
             facts.append((f"{row.subject}, {row.shape}", text))
+    open_console().print(facts_table(facts))
+    if out is not None:
+        write_timings(out, rows)
+
+
+@app.command()
+def published(
+    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A checkout of github.com/ntuaislab/BRONet.")],
+    *,
+    recipe: Annotated[
+        list[str] | None, typer.Option("--recipe", metavar="NAME", help="May be repeated. Default: the table's.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images per batch. Default: the recipe's.")] = None,
+    device: DeviceOption = "auto",
+    repeats: Repeats = 10,
+    out: Out = None,
+) -> None:
+    """Time training steps and inference of the published code.
+
+    Example:  python -m lab bench published ../BRONet --recipe cifar100/lipconvnet-10-32
+
+    In float32, on a GPU with TF32 products. Runs code of the checkout. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.cli.console import facts_table, open_console
+    from lab.bench.published import RECIPES, time_published
+    from lab.bench.timing import write_timings
+
+    place, names = torch.device(usable_device(device)), tuple(recipe or RECIPES)
+    rows = list(time_published(checkout, place, repeats=repeats, recipes=names, batch=batch))
+    facts = [(f"{row.subject}, {row.shape}", f"{row.median_ms:9.2f} ms  {row.peak_gib:5.2f} GiB") for row in rows]
     open_console().print(facts_table(facts))
     if out is not None:
         write_timings(out, rows)

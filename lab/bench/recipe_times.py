@@ -1,4 +1,4 @@
-"""What the published code takes for its recipes on one H200, and how long a proof and certificates take here.
+"""How long a proof and certificates take.
 
 To certify, weights are those of initialisation and pixels are random: neither changes the number of operations. The
 proof is made once for all images.
@@ -14,15 +14,7 @@ from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe
-from lab.bench.timing import INFERENCE, TRAINING, TimingRow
-
-PUBLISHED_MS = {
-    "cifar10/bronet-m": {TRAINING: 190.0, INFERENCE: 30.5},
-    "cifar10/bronet-l": {TRAINING: 308.0},
-    "cifar100/lipconvnet-10-32": {TRAINING: 56.6},
-    "cifar100/lipconvnet-10-64": {TRAINING: 207.0},
-}
-CPU_RECIPES = ("cifar10/bronet-small",)
+from lab.bench.timing import TimingRow
 
 
 @dataclass(frozen=True)

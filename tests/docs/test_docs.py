@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.bench.published import published_times
+
 ROOT = Path(__file__).parents[2]
 PATH = re.compile(r"`((?:src|lab|tests|docs|results|examples)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
 TIMES = ("train_seconds", "inference_seconds")
@@ -41,6 +43,17 @@ def test_the_speed_page_shows_every_committed_timing(name: str) -> None:
     assert rows
     for row in rows:
         assert f"{float(row['median_ms']):.2f} ms" in page, row
+
+
+def test_the_speed_page_shows_the_published_times_and_how_much_faster_ours_are() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    with (ROOT / "lab" / "results" / "bench" / "h200-step.csv").open(encoding="utf-8", newline="") as file:
+        ours = {row["subject"]: float(row["median_ms"]) for row in csv.DictReader(file)}
+    assert len(published_times()) == 5
+    for (recipe, kind), theirs in published_times().items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {recipe}, {kind}, "))
+        mine = ours[f"{recipe}, {kind}"]
+        assert line.split(" | ")[1:4] == [f"{theirs:g} ms", f"{mine:.2f} ms", f"{theirs / mine:.1f}"]
 
 
 def test_the_rivals_page_shows_the_committed_comparison() -> None:
