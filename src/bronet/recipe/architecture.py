@@ -1,7 +1,7 @@
 """Architectures as frozen descriptions without tensors (App. B.2 and B.3); `bronet.models` builds the networks."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -24,16 +24,23 @@ FRACTION_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 
 
 class Limits(NamedTuple):
-    """The least and the greatest value of a setting, in its annotation; in a tuple, of every entry."""
+    """The least and the greatest value of a setting, in its annotation, and what it is a multiple of.
+
+    In a tuple they are those of every entry.
+    """
 
     least: float
     most: float
+    step: int = 0
 
 
 Channels = Annotated[int, Limits(1, MAX_CHANNELS)]
+Pairs = Annotated[int, Limits(2, MAX_CHANNELS, 2)]
+"""A number of channels that MaxMin can pair."""
 Pixels = Annotated[int, Limits(1, MAX_PIXELS)]
 Padding = Annotated[int, Limits(0, MAX_PIXELS)]
 Layers = Annotated[int, Limits(0, MAX_LAYERS)]
+MULTIPLES = {2: "even (MaxMin pairs channels)", 5: "a multiple of 5"}
 
 
 def check_settings(record: object, table: str) -> None:
@@ -43,10 +50,12 @@ def check_settings(record: object, table: str) -> None:
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise BronetError(f"{table}.{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
         if get_origin(hint) is Annotated and value is not None:
-            _, limits = get_args(hint)
-            several = isinstance(value, tuple)
+            (_, (least, most, step)), several = get_args(hint), isinstance(value, tuple)
+            full_name = f"each of {table}.{name}" if several else f"{table}.{name}"
             for entry in value if several else (value,):
-                require_range(f"each of {table}.{name}" if several else f"{table}.{name}", entry, *limits)
+                require_range(full_name, entry, least, most)
+                if step and entry % step:
+                    raise BronetError(f"{full_name} must be {MULTIPLES[step]}, got {entry}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +63,16 @@ class BRONetArchitecture:
     """BRONet and LiResNet (App. B.2): stem, backbone of constant width, neck, dense layers, head.
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, as a
-    fraction in text ("1/4"). `padding_mode` is that of the backbone's convolutions, by default zeros around the image
-    where their kind allows it. With `keep_padding` a BRO backbone does not remove the padding. `regularized_depth`
-    counts the Lipschitz-regularised convolutions before the backbone (six on ImageNet).
+    fraction in text ("1/4"). `padding_mode` is the backbone's, by default zeros where its convolution allows them. With
+    `keep_padding` a BRO backbone does not remove the padding. `regularized_depth` counts the Lipschitz-regularised
+    convolutions before the backbone (six on ImageNet).
     """
 
     family: Literal["bronet"] = "bronet"
-    width: Channels = 512
+    width: Pairs = 512
     depth: Annotated[int, Limits(1, MAX_LAYERS)] = 12
     dense_depth: Layers = 8
-    dense_width: Channels = 2048
+    dense_width: Pairs = 2048
     rank: str = "1/4"
     backbone: str = "bro"
     dense: DenseKind = "bro"
@@ -79,8 +88,6 @@ class BRONetArchitecture:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        _require_even("width", self.width)
-        _require_even("dense_width", self.dense_width)
         _require_word("backbone", self.backbone)
         parse_rank(self.rank)
 
@@ -95,8 +102,8 @@ class LipConvNetArchitecture:
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
-    depth: Annotated[int, Limits(5, MAX_LAYERS)] = 10
-    width: Annotated[int, Limits(2, MAX_CHANNELS)] = 32
+    depth: Annotated[int, Limits(5, MAX_LAYERS, 5)] = 10
+    width: Pairs = 32
     rank: str = "1/8"
     backbone: str = "bro"
     kernel: Pixels = 3
@@ -106,9 +113,6 @@ class LipConvNetArchitecture:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        _require_even("width", self.width)
-        if self.depth % 5 != 0:
-            raise BronetError(f"model.depth of a LipConvNet must be a multiple of 5, got {self.depth}")
         _require_word("backbone", self.backbone)
         parse_rank(self.rank)
 
@@ -141,9 +145,9 @@ class StackArchitecture:
             raise BronetError(f"widths, kernels and strides must be equally long, got {counts} entries")
         require_range("layers of a stack", len(self.widths) + len(self.dense_widths), 0, MAX_LAYERS)
         check_settings(self, "model")
-        if self.activation == "maxmin":
-            for width in (*self.widths, *self.dense_widths):
-                _require_even("each of widths and dense_widths", width)
+        for width in (*self.widths, *self.dense_widths) if self.activation == "maxmin" else ():
+            if width % 2:
+                raise BronetError(f"each of widths and dense_widths must be {MULTIPLES[2]}, got {width}")
 
 
 Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
@@ -173,11 +177,6 @@ def _require_word(name: str, value: str) -> None:
         raise BronetError(f"{name} must be a short word such as bro, in lower case, got {value!r}")
 
 
-def _require_even(name: str, value: int) -> None:
-    if value % 2:
-        raise BronetError(f"{name} must be even (MaxMin pairs channels), got {value}")
-
-
 LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS = (5, 10, 15, 20), (32, 48, 64)
 NAMED: dict[str, Architecture] = {
     # CIFAR (Table 1, App. B.3)
@@ -186,13 +185,8 @@ NAMED: dict[str, Architecture] = {
     # Tiny-ImageNet (Table 9): BRO in neck and dense layers too
     "bronet-tiny": BRONetArchitecture(depth=6, dense_depth=4, rank="1/8", dense="bro", neck="bro"),
     # ImageNet (Table 1): 14 x 14 patches, six Lipschitz-regularised layers, kept padding, l2 pooling
-    "bronet-imagenet": BRONetArchitecture(
-        width=588,
-        depth=8,
-        rank="1/2",
-        dense="cholesky",
-        neck="l2pool",
-        neck_patch=8,
+    "bronet-imagenet": replace(
+        BRONetArchitecture(width=588, depth=8, rank="1/2", dense="cholesky", neck="l2pool", neck_patch=8),
         stem_kernel=14,
         stem_stride=14,
         stem_padding=0,

@@ -27,7 +27,7 @@ def recipe_names() -> tuple[str, ...]:
 
 @cache
 def named_recipe(name: str) -> Recipe:
-    """Return the recipe of that name; the error for an unknown name suggests the nearest known one."""
+    """Return the recipe of that name, or an error that suggests the nearest one."""
     if name not in _BUILDERS:
         raise BronetError(f"unknown recipe {name!r}; did you mean {nearest(name, _BUILDERS)!r}?")
     return _BUILDERS[name]()
@@ -106,20 +106,13 @@ def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
     The text has them at 50 and 150, and does not scale the loss. The head on CIFAR-10 is the published default there.
     """
     model = LipConvNetArchitecture(depth=depth, width=width, backbone="bro")
+    sgd = OptimRecipe(name="sgd", lr=0.1, weight_decay=3e-4, clip_norm=None, lookahead_steps=0)
     return Recipe(
         name=f"{dataset}/lipconvnet-{depth}-{width}",
         data=DataRecipe(name=dataset, crop_padding=CROP_PADDING[dataset], flip=True),
         model=replace(model, head="bro") if dataset == "cifar10" else model,
         loss=LossRecipe(name="la", offset=2 * math.sqrt(2), scale=0.25),
-        optim=OptimRecipe(
-            name="sgd",
-            lr=0.1,
-            weight_decay=3e-4,
-            clip_norm=None,
-            lookahead_steps=0,
-            schedule="milestones",
-            milestones=(100, 150),
-        ),
+        optim=replace(sgd, schedule="milestones", milestones=(100, 150)),
         train=TrainRecipe(epochs=200, batch_size=512),
     )
 
@@ -153,11 +146,7 @@ def _shortened(recipe: Recipe, *, epochs: int, budget: str) -> Recipe:
 _BUILDERS: dict[str, Callable[[], Recipe]] = {
     "digits/quickstart": _digits,
     "cifar10/bronet-small": _small,
-    **{
-        f"{data}/{name}": partial(_bronet, data, name, NAMED[name])
-        for data in CIFAR
-        for name in ("bronet-m", "bronet-l")
-    },
+    **{f"{data}/{n}": partial(_bronet, data, n, NAMED[n]) for data in CIFAR for n in ("bronet-m", "bronet-l")},
     "tiny-imagenet/bronet": partial(_bronet, "tiny-imagenet", "bronet", NAMED["bronet-tiny"]),
     "imagenet/bronet": _imagenet,
     **{f"{data}/bronet-l-edm": partial(_edm, data) for data in CIFAR},

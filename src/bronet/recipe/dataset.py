@@ -5,9 +5,10 @@ These are the data sets of the paper's experiments (Section 5 and App. B) and th
 
 import difflib
 from dataclasses import dataclass
+from typing import Annotated
 
 from bronet.errors import BronetError
-from bronet.records import require_range
+from bronet.recipe.architecture import Limits, Pixels, check_settings
 
 SPLITS = ("train", "test", "sample")
 """Parts of a data set; "sample" is the 500 test images of CIFAR-10 that the package holds."""
@@ -19,21 +20,14 @@ class DatasetSpec:
     """What a model and a loader must agree on; the value of a pixel is its stored byte divided by `scale`."""
 
     name: str
-    channels: int
-    height: int
-    width: int
-    classes: int
-    scale: int = BYTE_SCALE
+    channels: Annotated[int, Limits(1, 1_024)]
+    height: Pixels
+    width: Pixels
+    classes: Annotated[int, Limits(2, 65_536)]
+    scale: Annotated[int, Limits(1, BYTE_SCALE)] = BYTE_SCALE
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("channels", 1, 1_024),
-            ("height", 1, 4_096),
-            ("width", 1, 4_096),
-            ("scale", 1, BYTE_SCALE),
-            ("classes", 2, 65_536),
-        ):
-            require_range(f"{name} of data set {self.name}", getattr(self, name), least, most)
+        check_settings(self, f"data set {self.name}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,6 +52,6 @@ def dataset_spec(name: str) -> DatasetSpec:
     if name in DATASETS:
         return DATASETS[name]
     near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    own = "; a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
-    hint = f'; did you mean "{near[0]}"?' if near else own
-    raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
+    own = "a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
+    hint = f'did you mean "{near[0]}"?' if near else own
+    raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}; {hint}")

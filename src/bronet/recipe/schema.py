@@ -50,10 +50,10 @@ class DataRecipe:
 
     `name` is a known data set, or a folder of one's own with `channels`, `height`, `width` and `classes`. `resize` is
     the range of an image's shorter side before a random crop to the model's size ([224, 288] for ImageNet); without it
-    every image must have that size. Outside an image, crops and RandAugment show the `border`: black, as in the paper,
-    the nearest pixel of the edge, or the image mirrored at its edge. RandAugment draws from `randaugment_ops`: all, as
-    in the paper, or only those that change colours. `synthetic` names generated images, of which every batch contains
-    `synthetic_batch`; they are cropped with their own padding, flipped if `flip` is set, and never RandAugmented.
+    every image must have that size. Outside an image, crops and RandAugment show the `border`, which is black in the
+    paper. RandAugment draws from `randaugment_ops`: all, as in the paper, or only those that change colours. Every
+    batch contains `synthetic_batch` of the generated images `synthetic`; they are cropped with their own padding,
+    flipped if `flip` is set, and never RandAugmented.
     """
 
     name: str
@@ -220,10 +220,10 @@ class Recipe:
                 f"optim.warmup_epochs must be at most train.epochs = {self.train.epochs}, "
                 f"got {self.optim.warmup_epochs}: lower it too"
             )
-        if self.data.synthetic_batch >= self.train.batch_size:
+        batch, synthetic = self.train.batch_size, self.data.synthetic_batch
+        if synthetic >= batch:
             raise BronetError(
-                f"data.synthetic_batch must be less than train.batch_size = {self.train.batch_size}, "
-                f"got {self.data.synthetic_batch}: a batch needs real images too"
+                f"data.synthetic_batch must be less than train.batch_size = {batch}, got {synthetic}: lower it"
             )
         if self.train.validate_every and not self.data.held_out:
             raise BronetError(

@@ -110,7 +110,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
 def differing_keys(left: Recipe, right: Recipe) -> list[str]:
     """Return the dotted keys whose values differ between two recipes, in the order of the file."""
     a, b = flatten(as_plain(left)), flatten(as_plain(right))
-    return [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key) or (key in a) != (key in b)]
+    return [key for key in dict.fromkeys([*a, *b]) if a.get(key, ...) != b.get(key, ...)]
 
 
 def flatten(plain: Plain) -> Plain:
@@ -129,10 +129,8 @@ def _parse(text: str, what: str) -> Any:
         raise BronetError(f"{what} must have at most {LONGEST_TEXT} characters, got {len(text)}")
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: dates and numbers that do not exist.  RecursionError: absurd nesting.
-        reason = " ".join(str(error).split())
-        raise BronetError(f"{what} must be valid YAML: {reason}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: dates and numbers that do not exist
+        raise BronetError(f"{what} must be valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _assign(plain: Plain, key: str, text: str) -> None:
