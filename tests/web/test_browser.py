@@ -173,6 +173,26 @@ def test_a_narrow_window_needs_no_scrolling_sideways(tab: Tab, dark: bool) -> No
 
 
 @needs_browser
+def test_a_change_is_drawn_by_mouse_and_by_keys(tab: Tab) -> None:
+    tab.click("#pad")  # the cell in the middle
+    tab.wait("!pad.waiting && document.querySelectorAll('.lighter').length === 1")
+    assert "Inside the radius" in tab.wait("at('hand-words').textContent")
+    tab.click("input[name=brush][value='-1']")
+    tab.run("document.getElementById('pad').focus()")
+    for key in ("ArrowLeft", "ArrowUp", "Enter"):
+        tab.press(key)
+    tab.wait("!pad.waiting && document.querySelectorAll('.darker').length === 1")
+    assert tab.run("[pad.row, pad.column]") == [3, 3]
+    tab.run("document.getElementById('hand-eps').focus()")
+    tab.press("PageUp")
+    assert "beyond" in tab.run("document.getElementById('hand-eps').getAttribute('aria-valuetext')")
+    tab.click("#hand-clear")
+    assert tab.run("document.querySelectorAll('.lighter, .darker').length") == 0
+    assert tab.text("#hand-says") == tab.text("#prediction")
+    assert tab.complaints == []
+
+
+@needs_browser
 def test_two_networks_are_compared_by_keys_alone(browser: Tab, tmp_path: Path) -> None:
     run = unpack(find_network("bronet-digits/digits"), tmp_path / "digits")
     with serving([run.path]) as site:

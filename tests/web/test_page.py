@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -309,6 +310,55 @@ def test_the_quick_start_is_served_by_default(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs[0], tmp_path / "runs" / "quickstart")
     assert [card.name for card in read_cards([])] == ["quickstart"]
+
+
+def test_a_drawn_change_has_its_length_and_inside_the_radius_changes_nothing(site: Site) -> None:
+    radius = site.ask(f"{DIGITS}/proof", {"sample": 0}).json["radius"]
+    change = [[0.0] * 4 for _ in range(4)]
+    change[1][2], change[2][2], change[3][0] = 1.0, -1.0, 0.5
+    before = site.ask(f"{DIGITS}/proof", {"sample": 0}).json
+    for eps in (0.99 * radius, 40.0):
+        answer = site.ask(f"{DIGITS}/drawing", {"sample": 0, "eps": eps, "change": change}).json
+        assert 0 < answer["distance"] <= eps * (1 + 1e-12)
+        assert answer["margin_before"] == before["margin"]
+        if answer["distance"] < radius:
+            assert answer["prediction"] == before["prediction"]
+            assert answer["margin"] > 0
+    assert answer["distance"] <= 8  # cut to pixels in [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ([[0.0, 0.0]], "draw something first"),
+        ([[1.0], [1.0, 0.0]], "every row must have the same number of cells"),
+        ([[1.0] * 65], "every row must have the same number of cells"),
+        ([[2.0]], "less than or equal to 1"),
+        ([], "at least 1 item"),
+    ],
+)
+def test_a_drawing_that_is_none_is_one_line(site: Site, change: list[list[float]], words: str) -> None:
+    answer = site.ask(f"{DIGITS}/drawing", {"sample": 0, "eps": 0.1, "change": change})
+    assert answer.status == 422
+    assert words in answer.json["message"]
+
+
+def test_the_curve_of_a_published_network_is_known_before_anything_is_certified(tmp_path: Path) -> None:
+    run = unpack(find_network("bronet-digits/digits"), tmp_path / "digits")
+    (card,) = read_cards([str(run.path)])
+    assert card.evidence is None
+    assert card.published is not None
+    shown = answers.card_answer(card)
+    assert shown["images"] == "all 500 test images, as published"
+    certify_run(run)
+    rows = read_certificate_rows(run.certificate().rows)
+    radii = np.sort([row.radius if row.correct else 0.0 for row in rows])
+    assert bool((card.published <= radii).all())
+    assert bool((card.published > radii - 1.1e-4).all())
+
+
+def test_a_part_of_the_test_images_is_called_a_part(site: Site) -> None:
+    assert site.ask("/api/runs").json["runs"][0]["images"] == f"the first {SAMPLES} test images only"
 
 
 def test_an_ordinary_network_of_equal_accuracy_falls_where_the_certified_one_cannot(tmp_path: Path) -> None:

@@ -29,16 +29,21 @@ CURVE_DIGITS = 6
 
 def card_answer(card: Card) -> Json:
     """Return name, data set and curve of a run: corners of a step function, as (radius, accuracy)."""
-    certified = card.evidence
-    return {
+    certified, published = card.evidence, card.published
+    answer: Json = {
         "name": card.name,
         "recipe": card.recipe.name,
         "data": card.recipe.data.name,
-        "eps": list(certified.eps) if certified else [],
-        "images": len(certified.rows) if certified else 0,
+        "images": "",
         "remark": card.remark,
-        "curve": _corners(certified_curve(certified.rows)) if certified else [],
+        "curve": [],
     }
+    if certified is not None:
+        return answer | {"images": certified.images, "curve": _corners(certified_curve(certified.rows))}
+    if published is not None:
+        images = f"all {len(published):,} test images, as published"
+        return answer | {"images": images, "curve": _corners(step_curve(published, len(published))), "remark": ""}
+    return answer
 
 
 def network_answer(served: Served) -> Json:
@@ -107,6 +112,27 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
         "radius": finite_or_none(float(proved.radius)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
+    }
+
+
+def drawn_answer(served: Served, image: Float[Tensor, "1 c h w"], change: Float[Tensor, "r s"], eps: float) -> Json:
+    """Return what the network says where a drawn change of length eps leads, cut to pixels in [0, 1].
+
+    The change is drawn in cells, the same for every channel. Its length may be less than eps after the cut.
+    """
+    cells = change[None, None].to(image)
+    direction = nn.functional.interpolate(cells, image.shape[2:], mode="nearest").expand_as(image)
+    point = (image + direction * (eps / direction.norm())).clamp(0, 1)
+    proved = served.network.certify(image)
+    logits = served.network.logits(point)[0]
+    was = int(proved.prediction)
+    others = logits[torch.arange(len(logits), device=logits.device) != was]
+    return {
+        "prediction": int(logits.argmax()),
+        "margin": float(logits[was] - others.max()),
+        "margin_before": float(proved.margin),
+        "distance": float((point - image).norm()),
+        "picture": picture(point[0]),
     }
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated
 
+import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
@@ -32,9 +33,11 @@ from bronet.web.guard import Guard, refusal
 from bronet.web.served import Gallery, Served
 from bronet.web.server import BusyError, Question, Worker
 
-SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "compare.js", "page.js")
+SCRIPTS = ("draw.js", "state.js", "choose.js", "proof.js", "attack.js", "draw_change.js", "compare.js", "page.js")
 TICK_SECONDS = 0.05
 """Time between two lines that tell how far an attack is."""
+MAX_CELLS = 64
+"""Cells on either side of a change that is drawn."""
 MAX_EPS = 1000.0
 """Distance beyond which no attack is asked for: the diagonal of a 3 x 577 x 577 image."""
 Search = Callable[[Served, Float[Tensor, "1 c h w"], answers.Effort], Json]
@@ -101,6 +104,22 @@ class Attack(Chosen):
     restarts: Annotated[int, Field(ge=1, le=answers.MAX_RESTARTS)] = 1
 
 
+class Drawing(Chosen):
+    """An image, a change of it that was drawn in rows of cells between -1 and 1, and how long it is to be."""
+
+    eps: Annotated[float, Field(gt=0, le=MAX_EPS, allow_inf_nan=False)]
+    change: Annotated[list[list[Annotated[float, Field(ge=-1, le=1)]]], Field(min_length=1, max_length=MAX_CELLS)]
+
+    @model_validator(mode="after")
+    def _something_drawn(self) -> "Drawing":
+        lengths = {len(row) for row in self.change}
+        if len(lengths) != 1 or not 1 <= max(lengths) <= MAX_CELLS:
+            raise ValueError(f"every row must have the same number of cells, 1 to {MAX_CELLS}")
+        if not any(cell for row in self.change for cell in row):
+            raise ValueError("draw something first")
+        return self
+
+
 def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     """Return the application; `local` refuses requests that do not name this machine as their host."""
     cards = [answers.card_answer(card) for card in gallery.cards]
@@ -154,6 +173,16 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
     async def prove_upload(number: int, request: Request) -> JSONResponse:
         content = await request.body()
         return await proved(number, lambda served: answers.uploaded_pixels(served, content))
+
+    @app.post("/api/runs/{number}/drawing")
+    async def try_drawing(number: int, drawn: Drawing) -> JSONResponse:
+        run = known(number)
+
+        def work(_: Question) -> Json:
+            served = gallery.open(run)
+            return answers.drawn_answer(served, _pixels(served, drawn), torch.tensor(drawn.change), drawn.eps)
+
+        return JSONResponse(await worker.answer(work))
 
     @app.post("/api/runs/{number}/attack")
     async def attack_image(number: int, attack: Attack) -> ProgressResponse:

@@ -96,11 +96,8 @@ function showBudget() {
 
 at("budget").addEventListener("input", showBudget);
 at("budget").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
   if (event.key === "Enter") at("go").click();
-  if (!step || !state.proof) return;
-  event.preventDefault();
-  setBudget(Math.max(0, budget() + (step * state.end) / 100));
+  stepByKey(event, at("budget"));
 });
 for (const button of document.querySelectorAll("[data-factor]")) {
   button.addEventListener("click", () => {

@@ -94,10 +94,4 @@ at("duel-budget").addEventListener("input", () => {
   at("duel").setAttribute("aria-busy", "true");
   compareSoon();
 });
-at("duel-budget").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
-  if (!step || !state.proof) return;
-  event.preventDefault();
-  at("duel-budget").value = Math.max(0, duelBudget() + (step * state.end) / 100);
-  at("duel-budget").dispatchEvent(new Event("input"));
-});
+at("duel-budget").addEventListener("keydown", (event) => stepByKey(event, at("duel-budget")));

@@ -25,8 +25,8 @@ function showCurves() {
   at("curve-legend").replaceChildren(...entries);
   const own = state.runs[state.run];
   at("curve-text").textContent = !own.curve.length || !radius ? ""
-    : `${(100 * shareBeyond(own.curve, radius)).toFixed(1)} % of ${own.images.toLocaleString("en")} test images ` +
-      "are right with a larger radius than this image.";
+    : `${(100 * shareBeyond(own.curve, radius)).toFixed(1)} % of them are right with a larger radius than this image.`;
+  at("curve-images").textContent = own.images || "the test images";
 }
 
 function showNetwork() {
@@ -48,6 +48,7 @@ async function openRun(number) {
   const main = document.querySelector("main");
   state.run = number;
   at("about").textContent = "opening and proving…";
+  at("opening").hidden = false;
   main.setAttribute("aria-busy", "true");
   main.inert = true;
   try {
@@ -56,7 +57,7 @@ async function openRun(number) {
     state.network = network;
     const { comparison } = network;
     if (comparison && !state.runs[number].curve.length) {
-      Object.assign(state.runs[number], { curve: comparison.curve, images: comparison.images, remark: "" });
+      Object.assign(state.runs[number], { curve: comparison.curve, images: `all ${comparison.images} test images`, remark: "" });
     }
     complain(null);
   } catch (error) {
@@ -66,6 +67,7 @@ async function openRun(number) {
     complain(error);
     return;
   } finally {
+    at("opening").hidden = true;
     main.setAttribute("aria-busy", "false");
     main.inert = false;
   }

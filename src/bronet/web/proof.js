@@ -22,6 +22,7 @@ function showProof() {
   at("budget").max = state.end;
   setBudget(Math.min(state.end, 0.9 * (proof.radius || NO_RADIUS)));
   startComparison();
+  startDrawing();
   showRivals();
   drawAll();
 }
@@ -63,8 +64,11 @@ async function showNoise() {
   noiseSearch = new AbortController();
   try {
     const wish = { eps: proof.radius, restarts: 1 };
+    const show = (share) => {
+      if (proof === state.proof) at("noise-size").textContent = `looking for the worst noise… ${Math.round(100 * share)} %`;
+    };
     const result = state.network.comparison ? await compare(wish, noiseSearch.signal)
-      : await search("/attack", wish, noiseSearch.signal, () => {});
+      : await search("/attack", wish, noiseSearch.signal, show);
     if (proof !== state.proof || !result) return;
     setPicture("noise-change", result.noise);
     const found = className(result.found);

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file
@@ -31,19 +32,26 @@ DEFAULT_RUN = Path("runs/quickstart")
 DRAWABLE_CHANNELS = (1, 3)
 WEIGHTS = "ordinary-digits.safetensors"
 FOUND = "found"
+PUBLISHED = "published-radii.npz"
+PARTS = 10_000
+"""Parts of the unit in which published radii are counted."""
 ORDINARY_DATA = "digits"
 ORDINARY_SHAPE = (1, 8, 8)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Card:
-    """What the folder of a run tells without its network: `evidence` is None where `remark` says why."""
+    """What is known of a run without its network: `evidence` is None where `remark` says why.
+
+    `published` are the radii of a published network on its whole test set, rounded down; 0 where it is wrong.
+    """
 
     name: str
     folder: RunFolder
     recipe: Recipe
     evidence: Evidence | None
     remark: str
+    published: Float[np.ndarray, " images"] | None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -108,7 +116,14 @@ def _read_card(name: str, folder: RunFolder) -> Card:
     if channels not in DRAWABLE_CHANNELS:
         raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
     evidence, remark = _evidence(folder, network)
-    return Card(name=name, folder=folder, recipe=recipe, evidence=evidence, remark=remark)
+    published = published_radii(network["weights_sha256"])
+    return Card(name=name, folder=folder, recipe=recipe, evidence=evidence, remark=remark, published=published)
+
+
+def published_radii(weights_sha256: str) -> Float[np.ndarray, " images"] | None:
+    """Return the published radii of a network of which this package knows them; `python -m lab.published_radii`."""
+    with np.load(str(files("bronet.web").joinpath(PUBLISHED)), allow_pickle=False) as known:
+        return known[weights_sha256] / PARTS if weights_sha256 in known else None
 
 
 def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | None, str]:
