@@ -211,8 +211,9 @@ def test_a_converted_resnet_learns_the_digits_with_certificates() -> None:
 
 
 def ending(*steps: nn.Module) -> nn.Sequential:
-    """Return the steps with an end that is not reached."""
-    return nn.Sequential(*steps, nn.Flatten(), nn.Linear(1, 2))
+    """Return the steps with the end of a classifier."""
+    features = nn.Sequential(*steps, nn.Flatten())
+    return nn.Sequential(*features, nn.Linear(features(torch.zeros(1, *SHAPE)).shape[1], 2))
 
 
 class Residual(nn.Module):
@@ -238,7 +239,7 @@ class Calling(Residual):
     ("model", "message"),
     [
         (Deciding(), "^forward of Deciding must be readable by torch.fx, which says at "),
-        (Calling(), "^forward: cumsum at .*test_conversion.py:.* must be a layer with a Lipschitz counterpart"),
+        (Calling(), "^forward: cumsum at .*test_conversion.py:.* must have a Lipschitz counterpart"),
         (ending(nn.Conv2d(3, 6, 3, padding=1, groups=3)), "^0: groups of a Conv2d must be 1 to be converted, got 3"),
         (ending(nn.Conv2d(3, 6, 3, dilation=2)), r"^0: dilation of a Conv2d must be \(1, 1\) to be converted"),
         (ending(nn.Conv2d(3, 6, 3)), r"^0: .* must keep its output's shape \(6, 14, 14\), but it gives \(6, 16, 16\)"),
@@ -248,12 +249,12 @@ class Calling(Residual):
         (ending(nn.MaxPool2d(3, 2)), "^0: windows of a pool must be square and whole"),
         (ending(nn.AvgPool2d(3, 1, 1)), "^0: windows of a pool must not overlap"),
         (ending(nn.AdaptiveAvgPool2d(7)), "^0: windows of a pool must be square and whole"),
-        (ending(nn.LayerNorm(16)), "^0: LayerNorm has no Lipschitz counterpart"),
+        (ending(nn.LayerNorm(16)), r"^0 \(LayerNorm\) must have a Lipschitz counterpart"),
         (
-            nn.Sequential(MaxMin(), Flatten(), LastLayerNormalized(16, 2)),
+            nn.Sequential(Flatten(), MaxMin(), LastLayerNormalized(768, 2)),
             r"got 2 \(LastLayerNormalized\); bronet.Chain takes bronet's own layers",
         ),
-        (nn.Sequential(nn.LSTM(16, 2)), r"^the last step must be a torch.nn.Linear .* got 0 \(LSTM\)"),
+        (nn.Sequential(nn.Flatten(), nn.LSTM(768, 2)), r"^the last step must be a torch.nn.Linear .* got 1 \(LSTM\)"),
         (nn.Sequential(nn.Flatten(), nn.Linear(768, 2), nn.Softmax(1)), r"^the last step .* got 2 \(Softmax\)"),
         (
             nn.Sequential(nn.Linear(16, 2)),

@@ -313,10 +313,12 @@ def test_a_layer_that_computes_something_else_is_refused() -> None:
     assert not check(chain).certifiable
 
 
-def test_a_patched_class_of_torch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = nn.Conv2d._conv_forward
+def test_a_patched_class_of_torch_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, model = nn.Conv2d._conv_forward, nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    before = check(model, (1, 3, 3)).lipschitz
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", lambda *args: 10 * own(*args))
-    assert check(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 3, 3)).lipschitz is None
+    assert before is not None
+    assert check(model, (1, 3, 3)).lipschitz == pytest.approx(10 * before)
 
 
 def test_torch_modes_and_several_devices_are_refused() -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from bronet.graph.network import constants_of, shape_for
+from bronet.graph.operations import Operation
 from bronet.graph.reading import read
 from bronet.graph.trace import UnreadableError, unwrapped
 from bronet.wording import bound_text
@@ -31,29 +32,15 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class LayerCheck:
-    """An operation: its path, its type, the shape behind it, its bound (None: none is known) and how that is known.
-
-    `place` is the line of the user's code that calls it.
-    """
-
-    path: str
-    kind: str
-    output_shape: tuple[int, ...]
-    bound: float | None
-    reason: str
-    place: str = ""
-
-
-@dataclass(frozen=True)
 class Checked:
     """What `check` found; prints as a table.
 
-    `lipschitz` bounds the constant of logits with respect to the input, None where nothing does. `explanation` is one
-    sentence for people.
+    Of each layer `path`, `kind`, `output_shape`, `bound` (None: none is known), `reason` and `place`, its line in the
+    user's code. `lipschitz` bounds the constant of logits with respect to the input, None where nothing does.
+    `explanation` is one sentence for people.
     """
 
-    layers: tuple[LayerCheck, ...]
+    layers: tuple[Operation, ...]
     lipschitz: float | None
     verdict: Verdict
     explanation: str
@@ -64,7 +51,7 @@ class Checked:
         return self.verdict is Verdict.CERTIFIABLE
 
     @property
-    def spoiler(self) -> LayerCheck | None:
+    def spoiler(self) -> Operation | None:
         """The operation that spoils the bound: the first without one, else the largest if it exceeds one."""
         without = [layer for layer in self.layers if layer.bound is None]
         if without:
@@ -106,23 +93,12 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
         graph = read(model, shape)
     except UnreadableError as error:
         return Checked((), None, Verdict.UNBOUNDED, str(error))
-    layers = tuple(
-        LayerCheck(
-            op.name,
-            op.kind,
-            op.proved.output_shape,
-            op.proved.lipschitz if op.proved.known else None,
-            op.proved.remark or "proved",
-            op.place,
-        )
-        for op in graph.operations
-    )
-    unknown = next((op for op in graph.operations if not op.proved.known), None)
+    layers = graph.operations
+    unknown = next((layer for layer in layers if layer.bound is None), None)
     if unknown is not None:
-        explanation = f"no bound is known for {unknown}: {unknown.proved.remark}"
-        return Checked(layers, None, Verdict.UNBOUNDED, explanation)
+        return Checked(layers, None, Verdict.UNBOUNDED, f"no bound is known for {unknown}: {unknown.reason}")
     total = constants_of(graph)[-1]
-    rounded = next((op for op in graph.operations if math.isinf(op.proved.gain)), None)
+    rounded = next((layer for layer in layers if math.isinf(layer.proved.gain)), None)
     if rounded is not None:
         explanation = f"in real arithmetic only, as the rounding of {rounded} is not known"
         return Checked(layers, total, Verdict.BOUNDED, explanation)

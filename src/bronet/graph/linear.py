@@ -1,27 +1,15 @@
-"""Rules of products with constants, shifts, sums, means and changes of size; `FUNCTIONS` and `MODULES` say whose."""
+"""Rules of products with constants, shifts, sums, means and changes of size."""
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bronet.graph.operations import (
-    BY_DEFINITION,
-    Apply,
-    Input,
-    ModuleRule,
-    NoRuleError,
-    Output,
-    Rule,
-    axes_of,
-    pair_of,
-    with_attributes,
-)
+from bronet.graph.operations import BY_DEFINITION, Apply, Input, NoRuleError, Output, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
@@ -30,6 +18,7 @@ from bronet.proof.spectral import absolute_norm, largest_singular_value
 _OF_WEIGHTS = "norm of these weights"
 
 
+@rule_of("linear")
 def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None) -> ProvedMap:
     """x W' + b on the last axis; the gaps of its differences where they are the logits."""
     if weight.is_complex():
@@ -42,6 +31,7 @@ def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None
     return replace(_biased(plain, bias), gaps=upper_gaps(weight) if are_logits else None)
 
 
+@rule_of("matmul", "mm")
 def matmul(out: Output, input: Input, other: Tensor) -> ProvedMap:
     if not isinstance(input, Input) or not isinstance(other, Tensor) or other.ndim != 2:
         raise NoRuleError("only products with a constant matrix on the right are bounded")
@@ -68,6 +58,7 @@ def _norm_of(constant: Tensor, shape: tuple[int, ...]) -> float:
     return float(torch.linalg.vector_norm(constant.expand(shape))) * (1 + gamma(math.prod(shape) + 2))
 
 
+@rule_of("conv2d")
 def conv2d(
     out: Output,
     input: Input,
@@ -113,14 +104,6 @@ def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
     return sparse
 
 
-def _convolution_module(module: nn.Module, out: Output, x: Input) -> ProvedMap:
-    assert isinstance(module, nn.Conv2d)
-    if module.padding_mode != "zeros":
-        raise NoRuleError("only zeros around images are bounded")
-    m = module
-    return conv2d(out, x, m.weight, m.bias, m.stride, m.padding, m.dilation, m.groups)
-
-
 # Scales and shifts, number by number.
 
 
@@ -134,17 +117,27 @@ def _scaled(scale: Tensor, shift: Tensor, x: Input, *, remark: str = BY_DEFINITI
     return ProvedMap(apply, x.shape, norm, up(gamma(2) * norm), up(gamma(2) * size + UNDERFLOW), remark)
 
 
-def _batch_norm_module(module: nn.Module, out: Output, x: Input) -> ProvedMap:
-    assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-    m = module
-    if m.running_mean is None or m.running_var is None or m.training:
+@rule_of("batch_norm")
+def batch_norm(
+    out: Output,
+    input: Input,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> ProvedMap:
+    if running_mean is None or running_var is None or training:
         raise NoRuleError("divides by the deviation of its own batch")
-    scale = (m.running_var.double() + m.eps).rsqrt() * (1.0 if m.weight is None else m.weight.double())
-    shift = (0.0 if m.bias is None else m.bias.double()) - m.running_mean.double() * scale
-    column = (-1, *(1 for _ in x.shape[1:]))
-    return _scaled(scale.view(column), shift.view(column), x, remark="largest scale over running deviation")
+    scale = (running_var.double() + eps).rsqrt() * (1.0 if weight is None else weight.double())
+    shift = (0.0 if bias is None else bias.double()) - running_mean.double() * scale
+    column = (-1, *(1 for _ in input.shape[1:]))
+    return _scaled(scale.view(column), shift.view(column), input, remark="largest scale over running deviation")
 
 
+@rule_of("mul", "multiply")
 def multiply(out: Output, a: Any, b: Any) -> ProvedMap:
     if isinstance(a, Input) and isinstance(b, Input):
         raise NoRuleError("a product of two activations has no bound")
@@ -153,12 +146,14 @@ def multiply(out: Output, a: Any, b: Any) -> ProvedMap:
     return _scaled(scale, scale.new_zeros(()), x)
 
 
+@rule_of("truediv", "div", "divide")
 def divide(out: Output, a: Any, b: Any, *, rounding_mode: str | None = None) -> ProvedMap:
     if not isinstance(a, Input) or isinstance(b, Input) or rounding_mode is not None:
         raise NoRuleError("only a division by a constant has a bound")
     return multiply(out, a, 1 / _constant(b, a))
 
 
+@rule_of("neg", "negative")
 def negative(out: Output, input: Input) -> ProvedMap:
     return ProvedMap(lambda x: -x, input.shape, 1.0, remark=BY_DEFINITION)
 
@@ -176,39 +171,49 @@ def _constant(value: Any, x: Input) -> Tensor:
 # Sums.
 
 
+@rule_of("add")
 def add(out: Output, input: Any, other: Any) -> ProvedMap:
-    return _sum(out, input, other, subtracts=False)
+    if isinstance(input, Input) and isinstance(other, Input):
+        return _sum(lambda x, y: x + y, out, input, other)
+    x, constant = (input, other) if isinstance(input, Input) else (other, input)
+    shift = _constant(constant, x)
+    return _scaled(shift.new_ones(()), shift, x)
 
 
+@rule_of("sub", "subtract")
 def subtract(out: Output, input: Any, other: Any) -> ProvedMap:
-    return _sum(out, input, other, subtracts=True)
+    if isinstance(input, Input) and isinstance(other, Input):
+        return _sum(lambda x, y: x - y, out, input, other)
+    if isinstance(input, Input):
+        return add(out, input, -_constant(other, input))
+    shift = _constant(input, other)
+    return _scaled(-shift.new_ones(()), shift, other)
 
 
-def _sum(out: Output, a: Any, b: Any, *, subtracts: bool) -> ProvedMap:
-    if isinstance(a, Input) and isinstance(b, Input):
-        apply: Apply = (lambda x, y: x - y) if subtracts else (lambda x, y: x + y)
-        plain = ProvedMap(apply, out.shape, 1.0, gamma(1), UNDERFLOW, "sum of its inputs' constants")
-        # One that is repeated along axes of size one has its distances stretched by a root.
-        factor = up(math.sqrt(max(math.prod(out.shape) / math.prod(x.shape) for x in (a, b))))
-        return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
-    x, constant, first = (a, b, True) if isinstance(a, Input) else (b, a, False)
-    value = _constant(constant, x)
-    one = value.new_ones(())
-    return _scaled(one if first or not subtracts else -one, -value if first and subtracts else value, x)
+def _sum(apply: Apply, out: Output, a: Input, b: Input) -> ProvedMap:
+    plain = ProvedMap(apply, out.shape, 1.0, gamma(1), UNDERFLOW, "sum of its inputs' constants")
+    # One that is repeated along axes of size one has its distances stretched by a root.
+    factor = up(math.sqrt(max(math.prod(out.shape) / math.prod(x.shape) for x in (a, b))))
+    return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
 
 
-def summed(*, mean: bool) -> Rule:
-    """Return the rule of a sum or a mean over axes of one image's activations."""
+@rule_of("mean")
+def mean(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
+    return _summed(out, input, axes_of(dim, input), keepdim, is_mean=True)
 
-    def rule(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
-        axes = axes_of(dim, input)
-        dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
-        norm, divisor = (math.sqrt(count) / count, count) if mean else (math.sqrt(count), 1)
-        # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
-        apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
-        return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), UNDERFLOW, BY_DEFINITION)
 
-    return rule
+@rule_of("sum")
+def sums(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
+    return _summed(out, input, axes_of(dim, input), keepdim, is_mean=False)
+
+
+def _summed(out: Output, x: Input, axes: Sequence[int], keepdim: bool, *, is_mean: bool) -> ProvedMap:
+    dims, count = [axis + 1 for axis in axes], math.prod(x.shape[axis] for axis in axes)
+    divisor = count if is_mean else 1
+    norm = math.sqrt(count) / divisor
+    # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
+    apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
+    return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), UNDERFLOW, BY_DEFINITION)
 
 
 # Means over windows and changes of size: R x C' on every channel. What they do to unit vectors gives R and C.
@@ -218,6 +223,7 @@ def _units(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.float64)[:, None]
 
 
+@rule_of("avg_pool2d")
 def avg_pool2d(
     out: Output,
     input: Input,
@@ -238,11 +244,13 @@ def avg_pool2d(
     return _along_axes(means, out)
 
 
+@rule_of("adaptive_avg_pool2d")
 def adaptive_avg_pool2d(out: Output, input: Input, output_size: object) -> ProvedMap:
     sizes = zip(input.shape[-2:], out.shape[-2:], strict=True)
     return _along_axes([F.adaptive_avg_pool1d(_units(n), m) for n, m in sizes], out)
 
 
+@rule_of("interpolate")
 def interpolate(
     out: Output,
     input: Input,
@@ -270,28 +278,7 @@ def _along_axes(images_of_units: Sequence[Tensor], out: Output) -> ProvedMap:
     return ProvedMap(lambda x: R @ (x @ C.mT), out.shape, norm, gain, UNDERFLOW, BY_DEFINITION)
 
 
-FUNCTIONS: dict[Any, Rule] = {
-    F.linear: linear,
-    **dict.fromkeys((torch.matmul, operator.matmul, "matmul", torch.mm, "mm"), matmul),
-    **dict.fromkeys((F.conv2d, torch.conv2d), conv2d),
-    **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"), multiply),
-    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.divide, "div", "div_"), divide),
-    **dict.fromkeys((operator.neg, torch.neg, "neg"), negative),
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), add),
-    **dict.fromkeys((operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"), subtract),
-    **dict.fromkeys((torch.mean, "mean"), summed(mean=True)),
-    **dict.fromkeys((torch.sum, "sum"), summed(mean=False)),
-    F.avg_pool2d: avg_pool2d,
-    F.adaptive_avg_pool2d: adaptive_avg_pool2d,
-    F.interpolate: interpolate,
-}
-MODULES: dict[type[nn.Module], ModuleRule] = {
-    nn.Linear: with_attributes(linear, "weight", "bias"),
-    nn.Conv2d: _convolution_module,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm_module),
-    nn.AvgPool2d: with_attributes(
-        avg_pool2d, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"
-    ),
-    nn.AdaptiveAvgPool2d: with_attributes(adaptive_avg_pool2d, "output_size"),
-    nn.Upsample: with_attributes(interpolate, "size", "scale_factor", "mode", "align_corners"),
-}
+@rule_of("log_softmax")
+def log_softmax(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
+    """Known by name: at the end of a classifier it changes no difference of logits."""
+    raise NoRuleError("a log_softmax is bounded only as the last operation, where it changes no difference of logits")

@@ -9,10 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from bronet.errors import BronetError
 from bronet.graph import linear, moves
-from bronet.graph.trace import Symbol, Walk, is_single, symbols_in, traced, where
+from bronet.graph.operations import RULES
+from bronet.graph.trace import is_single, traced, where
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import prepared
@@ -60,10 +62,7 @@ class CertifiableModel(nn.Module):
         """Return the constant before the head as training sees it; differentiable, no bound."""
         like = next(self.head.parameters())
         one = torch.ones((), device=like.device, dtype=like.dtype)  # a plain tensor, where parameters are sharded too
-        result = _Estimate(self, _trace_of(self)).run(_Constant(one))
-        if not isinstance(result, _Constant) or not result.is_of_head:
-            raise BronetError(f"the forward of {type(self).__name__} must end with its head to be trained")
-        return result.value
+        return _Estimate(self, _trace_of(self)).of_head(one)
 
     def gap_lipschitz(self) -> Float[Tensor, "k k"]:
         """Return the Lipschitz constants of f_t - f_j as training sees them; differentiable, no bound."""
@@ -119,43 +118,60 @@ def layers_of(module: nn.Module, path: str = "") -> Iterator[tuple[str, Lipschit
         yield from layers_of(part, f"{path}.{name}" if path else name)
 
 
-class _Constant(Symbol):
-    """An activation's constant as training sees it; the head's is that of what it is given."""
-
-    def __init__(self, value: Tensor, *, is_of_head: bool = False) -> None:
-        self.value, self.is_of_head = value, is_of_head
-
-
-class _Estimate(Walk):
-    """The walk of the trace that multiplies constants; a layer that is used twice counts twice."""
+class _Estimate(fx.Interpreter):
+    """Multiplies constants along the trace, in place of activations; a layer that is used twice counts twice."""
 
     module: CertifiableModel
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module, (x,) = self.module.get_submodule(target), symbols_in((args, kwargs))
-        if module is self.module.head:
-            return _Constant(x.value, is_of_head=True)
-        if isinstance(module, (Block, LipschitzLayer)):
-            return _Constant(x.value * module.lipschitz_estimate())
-        if is_single(module) and not any(True for _ in module.parameters()):
-            return x
-        raise BronetError(
-            f"{target} must be a Lipschitz layer to be trained with its constant, got {type(module).__name__}"
-        )
+    def __init__(self, model: CertifiableModel, trace: fx.Graph) -> None:
+        super().__init__(model, garbage_collect_values=False, graph=trace)
+        self.extra_traceback = False
+        self.constants = dict[fx.Node, Tensor]()
 
-    def operation(self, call: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-        given, target = symbols_in((args, settings)), self.current.target
-        rule = linear.FUNCTIONS.get(target)
+    def of_head(self, one: Tensor) -> Tensor:
+        """Return the constant of what the head is given, which must be the last operation."""
+        self.run(one)
+        last = self.graph.output_node().args[0]
+        if not isinstance(last, fx.Node) or last.op != "call_module" or self._called(last) is not self.module.head:
+            raise BronetError(f"the forward of {type(self.module).__name__} must end with its head to be trained")
+        return self.constants[last.all_input_nodes[0]]
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "output":
+            return None
+        given: list[Tensor] = []
+        map_arg((n.args, n.kwargs), lambda source: given.extend(self.constants.get(source, torch.empty(0)).view(-1)))
+        if not given and n.op != "placeholder":
+            return super().run_node(n)
+        value = self.constants[n] = self._constant(n, given) if given else super().run_node(n)
+        return value
+
+    def _called(self, node: fx.Node) -> nn.Module:
+        return self.module.get_submodule(str(node.target))
+
+    def _constant(self, node: fx.Node, given: list[Tensor]) -> Tensor:
+        """Return the constant of what an operation gives, from those of the activations that it takes."""
+        if node.op == "call_module":
+            module = self._called(node)
+            if isinstance(module, (Block, LipschitzLayer)):
+                return given[0] * module.lipschitz_estimate()
+            if is_single(module) and not any(True for _ in module.parameters()):
+                return given[0]
+            name = type(module).__name__
+            raise BronetError(f"{node.target} must be a Lipschitz layer to be trained with its constant, got {name}")
+        rule = RULES.get(node.target)
         if rule in (linear.add, linear.subtract):
-            return _Constant(torch.stack([x.value for x in given]).sum()) if len(given) > 1 else given[0]
+            return torch.stack(given).sum()
         if rule in (linear.multiply, linear.divide) and len(given) == 1:
-            x, number = given[0].value, torch.as_tensor(next(a for a in args if not isinstance(a, Symbol))).abs()
-            return _Constant(x * number.max() if rule is linear.multiply else x / number.min())
-        if target in (torch.cat, torch.concat, torch.stack):
-            return _Constant(torch.stack([x.value for x in given]).square().sum().sqrt())
-        if target in moves.FUNCTIONS or target in _KEEPING:
+            args, _ = self.fetch_args_kwargs_from_env(node)
+            constant = next(a for a, source in zip(args, node.args, strict=True) if source not in self.constants)
+            size = torch.as_tensor(constant).abs()
+            return given[0] * size.max() if rule is linear.multiply else given[0] / size.min()
+        if rule in (moves.cat, moves.stack):
+            return torch.stack(given).square().sum().sqrt()
+        if rule in moves.MOVING or node.target in _KEEPING:
             return given[0]
-        raise BronetError(f"{where(self.current)} has no constant for training; see bronet.check")
+        raise BronetError(f"{where(node)} has no constant for training; see bronet.check")
 
 
 _KEEPING = (*moves.PARTS, "size", getattr, "relu", torch.relu, nn.functional.relu)

@@ -1,32 +1,28 @@
 """Rules of operations that only move numbers within an image: reshapes, slices, concatenations, padding.
 
-`FUNCTIONS` and `MODULES` say whose they are. What an operation does to the numbers 1, 2, ... shows how often it copies.
+What an operation does to the numbers 1, 2, ... shows how often it copies each.
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from bronet.graph.operations import (
     MOVES,
+    RULES,
     Apply,
     Batch,
     Input,
-    ModuleRule,
     NoRuleError,
     Output,
-    Rule,
-    axes_of,
     axis_of,
     entries_of,
     listed,
-    with_attributes,
+    rule_of,
 )
 from bronet.proof.proved_map import Join, ProvedMap, exact, up
 
@@ -43,11 +39,13 @@ def copied(apply: Apply, out: Output, input: Input) -> ProvedMap:
     return ProvedMap(apply, out.shape, 1.0 if times <= 1 else up(math.sqrt(times)), remark=MOVES)
 
 
+@rule_of("contiguous", "clone", "detach")
 def kept(out: Output, input: Input, *ignored: object, **settings: object) -> ProvedMap:
     """The same numbers: copies, memory formats, dropout in evaluation."""
     return moved(lambda x: x, out)
 
 
+@rule_of("to", "float", "double", "type_as")
 def converted(out: Output, input: Input, *target: object, **settings: object) -> ProvedMap:
     wanted = [value for value in (*target, *settings.values()) if isinstance(value, torch.dtype)]
     if any(dtype not in (torch.float32, torch.float64) for dtype in wanted):
@@ -55,25 +53,38 @@ def converted(out: Output, input: Input, *target: object, **settings: object) ->
     return kept(out, input)
 
 
+@rule_of("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 def dropout(out: Output, input: Input, p: float = 0.5, training: bool = True, inplace: bool = False) -> ProvedMap:
     if training:
         raise NoRuleError("drops at random in evaluation too")
     return kept(out, input)
 
 
+# Reshapes: the same numbers in the same order, as the shape behind shows. Images of a batch must stay apart.
+
+
+@rule_of("squeeze", "unsqueeze", "unflatten")
 def by_shape(out: Output, input: Input, *arguments: object, **settings: object) -> ProvedMap:
-    """Flatten, squeeze and the like: the same numbers in the same order, as the shape behind shows."""
     shape = out.shape
     if math.prod(shape) != math.prod(input.shape):
         raise NoRuleError("the images of a batch must stay apart")
     return moved(lambda x: x.reshape(-1, *shape), out)
 
 
-def reshaped(out: Output, input: Input, *sizes: Any) -> ProvedMap:
-    _require_batch_first(listed(sizes)[0])
+@rule_of("view", "reshape")
+def reshaped(out: Output, input: Input, *sizes: Any, shape: Sequence[Any] = ()) -> ProvedMap:
+    _require_batch_first(listed(sizes or shape)[0])
     return by_shape(out, input)
 
 
+@rule_of("flatten")
+def flatten(out: Output, input: Input, start_dim: int = 0, end_dim: int = -1) -> ProvedMap:
+    if start_dim == 0:
+        raise NoRuleError("the images of a batch must stay apart: the first dimension must stay")
+    return by_shape(out, input)
+
+
+@rule_of("expand")
 def expand(out: Output, input: Input, *sizes: Any) -> ProvedMap:
     wanted, shape = listed(sizes), out.shape
     _require_batch_first(wanted[0] if len(wanted) == len(input.shape) + 1 else None)
@@ -85,44 +96,41 @@ def _require_batch_first(size: object) -> None:
         raise NoRuleError("the images of a batch must stay apart: the first size must be x.size(0) or -1")
 
 
-def flatten(out: Output, input: Input, start_dim: int = 0, end_dim: int = -1) -> ProvedMap:
-    if start_dim == 0:
-        raise NoRuleError("the images of a batch must stay apart: the first dimension must stay")
-    return by_shape(out, input)
+# Selections and permutations, by what they do to numbers; none may go along the batch.
 
 
-def by_number(function: Callable[..., Tensor]) -> Rule:
-    """Return the rule of a function that only moves numbers within one image, by one number of its own."""
-    return lambda out, input, factor: copied(lambda x: function(x, factor), out, input)
+def _along(name: str, dims: Callable[..., Sequence[int | None]]) -> None:
+    """Enter the rule of a function of torch, of whose arguments `dims` returns the dimensions."""
+    function = getattr(torch, name, None) or getattr(F, name)
+
+    def rule(out: Output, input: Input, *args: Any, **settings: Any) -> ProvedMap:
+        for dim in dims(*args, **settings):
+            if dim is None:
+                raise NoRuleError("it goes over all images of a batch; name its dimensions")
+            axis_of(dim, input)
+        return copied(lambda x: function(x, *args, **settings), out, input)
+
+    rule_of(name)(rule)
 
 
-def narrow(out: Output, input: Input, dim: int, start: int, length: int) -> ProvedMap:
-    axis = axis_of(dim, input) + 1
-    return copied(lambda x: x.narrow(axis, start, length), out, input)
+_along("narrow", lambda dim, start, length: (dim,))
+_along("transpose", lambda dim0, dim1: (dim0, dim1))
+_along("flip", lambda *dims: listed(dims))
+_along("roll", lambda shifts, dims=None: listed((dims,)))
+_along("pixel_shuffle", lambda factor: ())
+_along("pixel_unshuffle", lambda factor: ())
+_along("channel_shuffle", lambda groups: ())
 
 
-def roll(out: Output, input: Input, shifts: Any, dims: Any = None) -> ProvedMap:
-    axes, steps = [axis + 1 for axis in axes_of(dims, input)], [shifts] if isinstance(shifts, int) else list(shifts)
-    return moved(lambda x: x.roll(steps, axes), out)
-
-
+@rule_of("permute")
 def permute(out: Output, input: Input, *dims: Any) -> ProvedMap:
-    order = [0, *(axis_of(dim, input) + 1 for dim in listed(dims)[1:])]
-    if listed(dims)[0] != 0:
+    order = listed(dims)
+    if order[0] != 0:
         raise NoRuleError("the images of a batch must stay apart: the first dimension must stay")
     return moved(lambda x: x.permute(order), out)
 
 
-def transpose(out: Output, input: Input, dim0: int, dim1: int) -> ProvedMap:
-    a, b = (axis_of(dim, input) + 1 for dim in (dim0, dim1))
-    return moved(lambda x: x.transpose(a, b), out)
-
-
-def flip(out: Output, input: Input, *dims: Any) -> ProvedMap:
-    axes = [axis_of(dim, input) + 1 for dim in listed(dims)]
-    return moved(lambda x: x.flip(axes), out)
-
-
+@rule_of("pad")
 def pad(out: Output, input: Input, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> ProvedMap:
     if len(pad) > 2 * len(input.shape):
         raise NoRuleError("the batch must not be padded")
@@ -132,28 +140,7 @@ def pad(out: Output, input: Input, pad: Sequence[int], mode: str = "constant", v
     return copied(lambda x: F.pad(x, sides, mode=mode), out, input)
 
 
-def cat(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
-    return _joined(torch.cat, out, tensors, axis_of(dim, _first(tensors)) + 1)
-
-
-def stack(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
-    if dim == 0:
-        raise NoRuleError("activations must not be stacked along the batch")
-    return _joined(torch.stack, out, tensors, dim)
-
-
-def _joined(function: Callable[..., Tensor], out: Output, tensors: Sequence[Any], dim: int) -> ProvedMap:
-    _first(tensors)
-    join = Join.ROOT_OF_SQUARES if len(tensors) > 1 else Join.SUM
-    return replace(moved(lambda *parts: function(parts, dim), out), join=join)
-
-
-def _first(tensors: Sequence[Any]) -> Input:
-    if not all(isinstance(x, Input) for x in tensors):
-        raise NoRuleError("only activations are joined, not constants")
-    return tensors[0]
-
-
+@rule_of("getitem")
 def item(out: Output, input: Input, index: Any) -> ProvedMap:
     places = index if isinstance(index, tuple) else (index,)
     if any(not isinstance(place, (slice, int, type(None), type(...))) for place in places):
@@ -165,42 +152,42 @@ def item(out: Output, input: Input, index: Any) -> ProvedMap:
     return copied(lambda x: x[places], out, input)
 
 
-def _pad_module(module: nn.Module, out: Output, x: Input) -> ProvedMap:
-    sides, value, name = getattr(module, "padding", ()), getattr(module, "value", 0.0), type(module).__name__
-    mode = "reflect" if "Reflection" in name else "replicate" if "Replication" in name else "constant"
-    return pad(out, x, sides, mode, value)
-
-
-FUNCTIONS: dict[Any, Rule] = {
-    **dict.fromkeys(("contiguous", "clone", torch.clone, "detach"), kept),
-    **dict.fromkeys(("to", "float", "double", "type_as"), converted),
-    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout), dropout),
-    **dict.fromkeys(("view", "reshape"), reshaped),
-    torch.reshape: reshaped,
-    **dict.fromkeys((torch.flatten, "flatten"), flatten),
-    **dict.fromkeys((torch.squeeze, "squeeze", torch.unsqueeze, "unsqueeze"), by_shape),
-    **dict.fromkeys((torch.unflatten, "unflatten"), by_shape),
-    **dict.fromkeys((torch.permute, "permute"), permute),
-    **dict.fromkeys((torch.transpose, "transpose"), transpose),
-    **dict.fromkeys((torch.flip, "flip"), flip),
-    **dict.fromkeys((torch.narrow, "narrow"), narrow),
-    **dict.fromkeys((torch.roll, "roll"), roll),
-    "expand": expand,
-    F.pad: pad,
-    **{function: by_number(function) for function in (F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)},
-    **dict.fromkeys((torch.cat, torch.concat), cat),
-    torch.stack: stack,
-    operator.getitem: item,
-}
 PARTS = (torch.chunk, torch.split, "chunk", "split", torch.unbind, "unbind", torch.tensor_split)
 """What gives parts of an activation, each of which is a selection of its own."""
-MODULES: dict[type[nn.Module], ModuleRule] = {
-    nn.Identity: with_attributes(kept),
-    nn.Flatten: with_attributes(flatten, "start_dim"),
-    nn.Unflatten: with_attributes(by_shape),
-    nn.PixelShuffle: lambda module, out, x: FUNCTIONS[F.pixel_shuffle](out, x, module.upscale_factor),
-    nn.PixelUnshuffle: lambda module, out, x: FUNCTIONS[F.pixel_unshuffle](out, x, module.downscale_factor),
-    nn.ChannelShuffle: lambda module, out, x: FUNCTIONS[F.channel_shuffle](out, x, module.groups),
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), with_attributes(dropout, "training")),
-    **dict.fromkeys((nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), _pad_module),
-}
+
+
+def part(out: Output, input: Input, number: int, call: Callable[..., Any], *args: Any, **settings: Any) -> ProvedMap:
+    """One of the parts that a function gives of an activation."""
+    before = 0 if "unbind" in getattr(call, "__name__", "") else 1  # arguments before the dimension
+    axis_of(settings.get("dim", args[before] if len(args) > before else 0), input)
+    return copied(lambda x: call(x, *args, **settings)[number], out, input)
+
+
+# Several activations as one.
+
+
+@rule_of("cat", "concat", "concatenate")
+def cat(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
+    _require_activations(tensors)
+    return _joined(torch.cat, out, tensors, axis_of(dim, tensors[0]) + 1)
+
+
+@rule_of("stack")
+def stack(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
+    _require_activations(tensors)
+    if dim in (0, -len(out.shape) - 1):
+        raise NoRuleError("activations must not be stacked along the batch")
+    return _joined(torch.stack, out, tensors, dim)
+
+
+def _require_activations(tensors: Sequence[Any]) -> None:
+    if not all(isinstance(x, Input) for x in tensors):
+        raise NoRuleError("only activations are joined, not constants")
+
+
+def _joined(function: Callable[..., Any], out: Output, tensors: Sequence[Any], dim: int) -> ProvedMap:
+    join = Join.ROOT_OF_SQUARES if len(tensors) > 1 else Join.SUM
+    return replace(moved(lambda *parts: function(parts, dim), out), join=join)
+
+
+MOVING = {rule for rule in RULES.values() if rule.__module__ == __name__}

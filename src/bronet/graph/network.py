@@ -60,7 +60,7 @@ class ProvedNetwork:
     @property
     def layers(self) -> tuple[tuple[str, ProvedMap], ...]:
         """All maps but the last by name, in the order in which they are computed."""
-        return tuple((node.name, node.proved) for node in self.nodes[:-1])
+        return tuple((node.path, node.proved) for node in self.nodes[:-1])
 
     @property
     def head(self) -> ProvedMap:
@@ -160,10 +160,9 @@ def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> Prove
     shape = shape_for(model, image_shape)
     graph, name = read(model, shape), type(model).__name__
     for operation in graph.operations:
-        if not operation.proved.known or math.isinf(operation.proved.gain):
+        if operation.bound is None or math.isinf(operation.proved.gain):
             raise BronetError(
-                f"{name} cannot be proved: {operation}: {operation.proved.remark}; "
-                "bronet.convert makes a network that can"
+                f"{name} cannot be proved: {operation}: {operation.reason}; bronet.convert makes a network that can"
             )
     output = graph.operations[-1].proved.output_shape if graph.operations else shape
     if len(output) != 1 or output[0] < 2:

@@ -1,40 +1,38 @@
-"""Rules of functions of every number, of maxima, and of the l2 norm; `FUNCTIONS` and `MODULES` say whose they are."""
+"""Rules of functions of every number, of maxima, and of the l2 norm."""
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.graph.operations import (
     BY_DEFINITION,
+    RULES,
     UNKNOWN,
     Apply,
     Input,
-    ModuleRule,
     NoRuleError,
     Output,
     Rule,
     Shape,
     axes_of,
     pair_of,
-    with_attributes,
+    rule_of,
 )
 from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, Join, ProvedMap, exact, gamma, up
 
 # Each slope is the largest, rounded up in the last digit (tests/graph/test_checking.py measures them).
-SLOPES: dict[type[nn.Module], tuple[float, Apply]] = {
-    nn.Tanh: (1.0, torch.tanh),
-    nn.Sigmoid: (0.25, torch.sigmoid),
-    nn.GELU: (1.13, F.gelu),
-    nn.SiLU: (1.1, F.silu),
-    nn.Mish: (1.09, F.mish),
-    nn.SELU: (1.7581, F.selu),
+SLOPES: dict[str, tuple[float, Apply]] = {
+    "tanh": (1.0, torch.tanh),
+    "sigmoid": (0.25, torch.sigmoid),
+    "gelu": (1.13, F.gelu),
+    "silu": (1.1, F.silu),
+    "mish": (1.09, F.mish),
+    "selu": (1.7581, F.selu),
 }
 # Where softplus becomes linear it jumps by log(1 + exp(-threshold)); from here on by less than float64 can show.
 _SMOOTH_THRESHOLD = 40
@@ -60,21 +58,30 @@ def exactly(function: Apply) -> Rule:
     return lambda out, input, inplace=False: elementwise(function, input, roundings=0)
 
 
-def by_slope(kind: type[nn.Module]) -> Rule:
+def _by_slope(slope: float, function: Apply) -> Rule:
     """Return the rule of a function of which the largest slope is known."""
-    slope, function = SLOPES[kind]
     return lambda out, input, inplace=False: elementwise(function, input, slope)
 
 
+for _name, (_slope, _smooth) in SLOPES.items():
+    rule_of(_name)(_by_slope(_slope, _smooth))
+rule_of("relu")(exactly(F.relu))
+rule_of("relu6")(exactly(F.relu6))
+rule_of("abs")(exactly(torch.abs))
+
+
+@rule_of("gelu")
 def gelu(out: Output, input: Input, approximate: str = "none") -> ProvedMap:
-    return elementwise(lambda x: F.gelu(x, approximate=approximate), input, SLOPES[nn.GELU][0])
+    return elementwise(lambda x: F.gelu(x, approximate=approximate), input, SLOPES["gelu"][0])
 
 
+@rule_of("leaky_relu")
 def leaky(out: Output, input: Input, negative_slope: float = 0.01, inplace: bool = False) -> ProvedMap:
     slope = float(negative_slope)
     return elementwise(lambda x: torch.where(x > 0, x, slope * x), input, _steepest(slope), roundings=1)
 
 
+@rule_of("prelu")
 def prelu(out: Output, input: Input, weight: Tensor) -> ProvedMap:
     slopes = weight.detach().double().clone()
     slopes = slopes.view(-1, *(1 for _ in input.shape[1:])) if slopes.numel() > 1 else slopes
@@ -89,36 +96,42 @@ def _steepest(slope: float) -> float:
     return max(1.0, abs(slope)) if math.isfinite(slope) else math.nan
 
 
+@rule_of("elu")
 def elu(out: Output, input: Input, alpha: float = 1.0, inplace: bool = False) -> ProvedMap:
     return elementwise(lambda x: F.elu(x, alpha=alpha), input, _steepest(alpha))
 
 
+@rule_of("celu")
 def celu(out: Output, input: Input, alpha: float = 1.0, inplace: bool = False) -> ProvedMap:
     return elementwise(lambda x: F.celu(x, alpha=alpha), input)
 
 
+@rule_of("hardtanh")
 def hardtanh(
     out: Output, input: Input, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> ProvedMap:
     return clamp(out, input, min_val, max_val)
 
 
+@rule_of("clamp", "clip")
 def clamp(out: Output, input: Input, min: float | None = None, max: float | None = None) -> ProvedMap:
     low, high = (None if bound is None else float(bound) for bound in (min, max))
     return elementwise(lambda x: x.clamp(low, high), input, roundings=0)
 
 
+@rule_of("hardswish")
 def hardswish(out: Output, input: Input, inplace: bool = False) -> ProvedMap:
     return elementwise(lambda x: x * (x + 3).clamp(0, 6) / 6, input, 1.5, roundings=4)
 
 
+@rule_of("softplus")
 def softplus(out: Output, input: Input, beta: float = 1.0, threshold: float = 20.0) -> ProvedMap:
     if threshold < _SMOOTH_THRESHOLD:
         raise NoRuleError(f"jumps where it becomes linear; a threshold of {_SMOOTH_THRESHOLD} would hide it")
     return elementwise(lambda x: F.softplus(x, beta, threshold), input)
 
 
-def compared(function: Apply) -> Rule:
+def _compared(function: Apply) -> Rule:
     """Return the rule of the larger or the smaller of two numbers."""
 
     def rule(out: Output, input: Input, other: Input) -> ProvedMap:
@@ -129,11 +142,17 @@ def compared(function: Apply) -> Rule:
     return rule
 
 
+rule_of("maximum")(_compared(torch.maximum))
+rule_of("minimum")(_compared(torch.minimum))
+
+
+@rule_of("amax")
 def amax(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
     dims = [axis + 1 for axis in axes_of(dim, input)]
     return ProvedMap(lambda x: x.amax(dims, keepdim=keepdim), out.shape, 1.0, remark=BY_DEFINITION)
 
 
+@rule_of("vector_norm")
 def vector_norm(
     out: Output, x: Input, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> ProvedMap:
@@ -146,6 +165,7 @@ def vector_norm(
     return ProvedMap(apply, out.shape, 1.0, gamma(count + 2), NORM_UNDERFLOW, BY_DEFINITION)
 
 
+@rule_of("max_pool2d")
 def max_pool2d(
     out: Output,
     input: Input,
@@ -165,6 +185,7 @@ def max_pool2d(
     return _windows(lambda x: F.max_pool2d(x, sizes, steps, sides, gaps, ceil_mode), out.shape, overlaps)
 
 
+@rule_of("adaptive_max_pool2d")
 def adaptive_max_pool2d(out: Output, input: Input, output_size: object, return_indices: bool = False) -> ProvedMap:
     sizes, overlaps = (out.shape[-2], out.shape[-1]), 1
     for n, m in zip(input.shape[-2:], sizes, strict=True):
@@ -178,52 +199,11 @@ def _windows(apply: Apply, output: Shape, overlaps: int) -> ProvedMap:
     return ProvedMap(apply, output, 1.0 if overlaps == 1 else up(math.sqrt(overlaps)), remark=BY_DEFINITION)
 
 
-def _divides(module: nn.Module, out: Output, x: Input) -> ProvedMap:
+@rule_of("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm")
+def _divides(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
     raise NoRuleError("divides by a deviation of its own input, which may be as small as it likes")
 
 
-ACTIVATIONS: dict[Any, Rule] = {
-    **dict.fromkeys((F.relu, torch.relu, "relu", "relu_", torch.relu_, F.relu_), exactly(F.relu)),
-    F.relu6: exactly(F.relu6),
-    **dict.fromkeys((F.tanh, torch.tanh, "tanh", "tanh_"), by_slope(nn.Tanh)),
-    **dict.fromkeys((F.sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"), by_slope(nn.Sigmoid)),
-    F.gelu: gelu,
-    F.silu: by_slope(nn.SiLU),
-    F.mish: by_slope(nn.Mish),
-    F.selu: by_slope(nn.SELU),
-    F.leaky_relu: leaky,
-    **dict.fromkeys((F.prelu, torch.prelu), prelu),
-    F.elu: elu,
-    F.celu: celu,
-    F.hardtanh: hardtanh,
-    F.hardswish: hardswish,
-    F.softplus: softplus,
-}
-FUNCTIONS: dict[Any, Rule] = ACTIVATIONS | {
-    **dict.fromkeys((torch.abs, "abs", operator.abs), exactly(torch.abs)),
-    **dict.fromkeys((torch.clamp, "clamp", "clamp_", torch.clip, "clip"), clamp),
-    **dict.fromkeys((torch.maximum, "maximum"), compared(torch.maximum)),
-    **dict.fromkeys((torch.minimum, "minimum"), compared(torch.minimum)),
-    **dict.fromkeys((torch.amax, "amax"), amax),
-    torch.linalg.vector_norm: vector_norm,
-    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), max_pool2d),
-    F.adaptive_max_pool2d: adaptive_max_pool2d,
-}
-ACTIVATION_MODULES: dict[type[nn.Module], ModuleRule] = {
-    nn.ReLU: with_attributes(FUNCTIONS[F.relu]),
-    nn.ReLU6: with_attributes(FUNCTIONS[F.relu6]),
-    **{kind: with_attributes(by_slope(kind)) for kind in SLOPES},
-    nn.GELU: with_attributes(gelu, "approximate"),
-    nn.LeakyReLU: with_attributes(leaky, "negative_slope"),
-    nn.PReLU: with_attributes(prelu, "weight"),
-    nn.ELU: with_attributes(elu, "alpha"),
-    nn.CELU: with_attributes(celu, "alpha"),
-    nn.Hardtanh: with_attributes(hardtanh, "min_val", "max_val"),
-    nn.Hardswish: with_attributes(hardswish),
-    nn.Softplus: with_attributes(softplus, "beta", "threshold"),
-}
-MODULES: dict[type[nn.Module], ModuleRule] = ACTIVATION_MODULES | {
-    nn.MaxPool2d: with_attributes(max_pool2d, "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    nn.AdaptiveMaxPool2d: with_attributes(adaptive_max_pool2d, "output_size"),
-    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, nn.LocalResponseNorm, nn.RMSNorm), _divides),
-}
+_ACTIVATIONS = (*SLOPES, "relu", "relu6", "leaky_relu", "prelu", "elu", "celu", "hardtanh", "hardswish", "softplus")
+ACTIVATIONS = {RULES[name] for name in _ACTIVATIONS}
+"""Rules of functions between the layers of a network."""

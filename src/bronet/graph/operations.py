@@ -1,17 +1,20 @@
-"""Operations of a model: what a rule is given of one, what is kept of one, and what the rules of all kinds share.
+"""Operations of a model: what a rule is given of one, what is kept of one, and the table of all rules.
 
 A rule takes what torch's function takes, after the shape of what it gives: an `Input` stands for every activation, all
 else is a constant. It returns the operation's proved map, whose `apply` is made of operations that the standard model
 of rounding covers, which a library's convolution need not be; or it raises `NoRuleError`, saying why no bound is known.
+Torch's own modules need no rules: their forwards are followed to the functions that they call.
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from bronet.proof.proved_map import ProvedMap
 
@@ -23,6 +26,22 @@ UNKNOWN = math.inf
 """The gain of a function whose rounding is not known, or the constant of an operation without a bound."""
 BY_DEFINITION = "for every input"
 MOVES = "only moves numbers"
+
+RULES: dict[Any, Rule] = {}
+"""Every function of torch that has a rule, and every method of a tensor, by its name."""
+
+
+def rule_of(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a rule in the table for the functions of these names in torch and operator, and for the methods."""
+
+    def enter(rule: Rule) -> Rule:
+        for name in names:
+            for written in (name, f"{name}_", f"i{name}"):
+                found = (getattr(home, written, None) for home in (torch, F, operator, torch.linalg))
+                RULES.update(dict.fromkeys([written, *(function for function in found if callable(function))], rule))
+        return rule
+
+    return enter
 
 
 class NoRuleError(Exception):
@@ -50,21 +69,36 @@ class Output:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a model: its name, its proved map, and which values it takes.
+    """An operation of a model: its path, its proved map, and which values it takes.
 
     Value 0 is the image, value k + 1 what operation k gives. `kind` is the type of a module, `place` a line of the
     user's code.
     """
 
-    name: str
+    path: str
     proved: ProvedMap
     inputs: tuple[int, ...]
     kind: str = "function"
     place: str = ""
 
+    @property
+    def bound(self) -> float | None:
+        """An upper bound on the Lipschitz constant, None where none is known."""
+        return self.proved.lipschitz if self.proved.known else None
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape behind the operation, of one image's activations."""
+        return self.proved.output_shape
+
+    @property
+    def reason(self) -> str:
+        """How the bound is known, or why there is none."""
+        return self.proved.remark or "proved"
+
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.kind != "function" else ""
-        return f"{self.name}{kind}" + (f" at {self.place}" if self.place else "")
+        return f"{self.path}{kind}" + (f" at {self.place}" if self.place else "")
 
 
 @dataclass(frozen=True)
@@ -77,14 +111,6 @@ class Graph:
     operations: tuple[Operation, ...]
     selected: dict[int, Tensor]
     device: torch.device
-
-
-ModuleRule = Callable[[nn.Module, Output, Input], ProvedMap]
-
-
-def with_attributes(rule: Rule, *attributes: str) -> ModuleRule:
-    """Return the rule of a module: its attributes are the arguments of the same names."""
-    return lambda module, out, x: rule(out, x, **{name: getattr(module, name) for name in attributes})
 
 
 def axis_of(dim: int, x: Input) -> int:

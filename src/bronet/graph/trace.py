@@ -1,37 +1,40 @@
-"""What a model's forward does, by torch.fx: a trace whose operations know their line of the user's code, and a walk.
+"""What a model's forward does, by torch.fx: a trace whose operations know their line of the user's code.
 
-Lipschitz layers, blocks and torch's own modules are single operations; all other modules are followed. A trace sees
-neither hooks nor replaced methods, nor values that are changed in place and used again: such models are refused.
+Lipschitz layers and blocks are single operations, all other modules are followed, torch's own too. Where images run
+along, sizes are numbers, on which a forward may decide. A trace sees neither hooks nor replaced methods, nor values
+that are changed in place and used again: such models are refused.
 """
 
-import inspect
+import copy
 import linecache
 import operator
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jaxtyping
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.nn.modules import module as torch_module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bronet.errors import BronetError
-from bronet.graph import linear
+from bronet.graph.operations import Batch
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.convolution import Convolution
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CLOSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(jaxtyping.__file__).parent), "<eval_with_key", "<frozen")
@@ -99,49 +102,169 @@ def _overrides_forward(module: nn.Module) -> bool:
     return isinstance(module, LipschitzLayer) and place("forward") < place("proved")
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put every part of a model into evaluation mode while inside, and back into its own mode after."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+def copy_of(model: nn.Module, *, double: bool = False) -> nn.Module:
+    """Return a copy of a model in evaluation mode, in float64 if wanted, with a module around a single layer."""
     try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
+        twin = copy.deepcopy(model).eval()
+    except (RuntimeError, TypeError) as error:
+        name = type(model).__name__
+        raise UnreadableError(f"{name} must be a model that can be copied, but: {first_line(error)}") from None
+    twin = twin.double() if double else twin
+    return nn.Sequential(OrderedDict([(type(twin).__name__, twin)])) if is_single(twin) else twin
 
 
 # The trace.
 
+Run = Callable[[fx.Node, nn.Module, Tensor], Tensor]
+
+
+class _Value(fx.Proxy):
+    """What stands for a value in a forward that is followed; its sizes are numbers where images run along."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.node.meta.get("value")
+        if isinstance(value, Tensor) and name in ("dtype", "device", "is_cuda", "requires_grad"):
+            return getattr(value, name)
+        if not isinstance(value, Tensor) or name not in ("shape", "size", "ndim", "dim"):
+            return super().__getattr__(name)
+        first = (Batch(value.shape[0]),) if self.node.meta["of_images"] and value.ndim else ()
+        sizes = torch.Size((*first, *value.shape[len(first) :]))
+        asked = {
+            "shape": sizes,
+            "ndim": len(sizes),
+            "dim": lambda: len(sizes),
+            "size": lambda dim=None: sizes if dim is None else sizes[dim],
+        }
+        return asked[name]
+
 
 class _Tracer(fx.Tracer):
+    """Records operations, and computes them on images if there are any."""
+
+    def __init__(self, images: Tensor | None, run_layer: Run) -> None:
+        super().__init__()
+        self.images, self.run_layer, self.is_computing = images, run_layer, False
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_single(m)
+        closed = isinstance(m, _CLOSED) if self.images is not None else is_single(m)
+        return closed or isinstance(m, (LipschitzLayer, Block))
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.is_computing:
+            return forward(*args, **kwargs)
+        if self.images is not None and isinstance(m, ParametrizationList):
+            return self._real(forward)  # a constant
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self.is_computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if obj.node.meta.get("of_images", True):
+            return super().to_bool(obj)
+        return bool(obj.node.meta["value"])
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        value = obj.node.meta.get("value")
+        return super().iter(obj) if value is None else (obj[i] for i in range(len(value)))  # type: ignore[index]
 
     def create_node(self, *args: Any, **settings: Any) -> fx.Node:
         node = super().create_node(*args, **settings)
         node.meta["place"] = _users_line()
+        if self.images is not None and node.op != "output":
+            self._real(lambda: self._compute(node))
         return node
 
+    def _real(self, compute: Callable[[], Any]) -> Any:
+        """Compute with tensors: for that long calls are not recorded, and parameters are no symbols."""
+        before, self.is_computing = self.is_computing, True
+        try:
+            return compute()
+        finally:
+            self.is_computing = before
 
-def kind_of(module: nn.Module) -> type[nn.Module]:
-    """Return the exact type by which a module is known; of a parametrized one, that which it had before."""
-    kind: type[nn.Module] = type_before_parametrizations(module)
-    return kind
+    def _compute(self, node: fx.Node) -> None:
+        inputs = node.all_input_nodes
+        node.meta["of_images"] = node.op == "placeholder" or any(source.meta["of_images"] for source in inputs)
+        if writer := next((source.meta["writer"] for source in inputs if "writer" in source.meta), None):
+            raise UnreadableError(
+                f"{where(writer)} must not change a value in place that is used again later; "
+                "write it so that it returns a new one"
+            )
+        value = node.meta["value"] = self._result(node)
+        if isinstance(value, Tensor):
+            node.meta["version"] = value._version
+        for source in inputs:
+            if is_stale(source) and not source.meta["of_images"]:
+                raise UnreadableError(f"{where(node)} must not change a constant; write it without the underscore")
+            if is_stale(source):
+                for earlier in self.graph.nodes:
+                    if is_stale(earlier) and earlier is not node:
+                        earlier.meta.setdefault("writer", node)
+
+    def _result(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self.images
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.root)
+        target: Any = node.target
+        args: Any = map_arg(node.args, lambda source: source.meta["value"])
+        settings = map_arg(node.kwargs, lambda source: source.meta["value"])
+        try:
+            if node.op == "call_module":
+                module = self.root.get_submodule(target)
+                is_ours = isinstance(module, (LipschitzLayer, Block)) and len(args) == 1 and not settings
+                return self.run_layer(node, module, *args) if is_ours else module(*args, **settings)
+            return (method_of(target) if node.op == "call_method" else target)(*args, **settings)
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+            if not node.meta["of_images"]:
+                raise UnreadableError(f"{where(node)} must be a constant, but: {first_line(error)}") from None
+            taken = ", ".join(str(tuple(shape)) for shape in shapes_of(node))
+            raise BronetError(
+                f"{name_of(node)} must take activations of shape {taken}, but it says: {first_line(error)}"
+            ) from None
+
+
+def is_stale(node: fx.Node) -> bool:
+    """Whether the value of an operation was changed in place since."""
+    value = node.meta.get("value")
+    return isinstance(value, Tensor) and value._version != node.meta["version"]
+
+
+def shapes_of(node: fx.Node) -> list[torch.Size]:
+    """Return the shapes of the activations that an operation takes, without the batch."""
+    values = [source.meta["value"] for source in node.all_input_nodes if source.meta["of_images"]]
+    return [value.shape[1:] for value in values if isinstance(value, Tensor)]
 
 
 def is_single(module: nn.Module) -> bool:
-    """Whether a module is one operation: a Lipschitz layer, a block, or one of torch's own that is no container."""
-    own = kind_of(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
+    """Whether a module is one operation to its user: a Lipschitz layer, a block, one of torch's but no container."""
+    own = type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
     return own or isinstance(module, (LipschitzLayer, Block))
 
 
-def traced(model: nn.Module) -> fx.Graph:
-    """Return the operations of a model's forward in its present mode, or raise naming the line that cannot be read."""
+def traced(
+    model: nn.Module,
+    images: Tensor | None = None,
+    run_layer: Run = lambda node, module, x: module(x),
+) -> fx.Graph:
+    """Return the operations of a model's forward in its present mode, or raise naming the line that cannot be read.
+
+    With images every node has a `value`, and `of_images` says whether it depends on them; `run_layer` computes
+    Lipschitz layers. Without, nothing is computed, and torch's own modules are single operations.
+    """
     checks_shapes = not jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)  # a symbol has no shape that an annotation could be checked by
     try:
-        graph = _Tracer().trace(model)
+        return _Tracer(images, run_layer).trace(model)
+    except BronetError:
+        raise
     except Exception as error:  # whatever the model's own code raises when it meets a symbol
         ours = (*_LIBRARIES, _HERE)
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
@@ -151,24 +274,40 @@ def traced(model: nn.Module) -> fx.Graph:
         ) from None
     finally:
         jaxtyping.config.update("jaxtyping_disable", not checks_shapes)
-    _require_no_sharing(graph, model)
-    return graph
+
+
+def _caller(node: fx.Node) -> tuple[str, type[nn.Module]]:
+    """Return path and type of the innermost module whose forward an operation belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = next(reversed(stack.values()), ("", nn.Sequential))
+    return str(path), kind
+
+
+def kind_of(node: fx.Node) -> str:
+    """Return the type of torch's module that an operation is of, or that it is a function."""
+    kind = _caller(node)[1]
+    is_module = kind.__module__.startswith("torch.nn.") and not issubclass(kind, _CONTAINERS)
+    return kind.__name__.removeprefix("Parametrized") if is_module or node.op == "call_module" else "function"
 
 
 def name_of(node: fx.Node) -> str:
     """Return the path of a module; of a function its name, behind the path of the module that calls it."""
-    if node.op == "call_module":
-        return str(node.target)
-    stack = node.meta.get("nn_module_stack") or {}
-    caller = next((str(path) for path, _ in reversed(stack.values())), "") if stack else ""
+    path = _caller(node)[0]
+    if kind_of(node) != "function":
+        return path
     own = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{caller or 'forward'}: {own}"
+    return f"{path or 'forward'}: {own}"
 
 
 def where(node: fx.Node) -> str:
     """Return the name of an operation with its line."""
     place = node.meta.get("place")
     return f"{name_of(node)} at {place}" if place else name_of(node)
+
+
+def method_of(name: str) -> Callable[..., Any]:
+    """Return a method by its name, as a function of what has it."""
+    return lambda thing, *args, **settings: getattr(thing, name)(*args, **settings)
 
 
 def _users_line() -> str:
@@ -188,110 +327,3 @@ def _line(file: str, number: int) -> str:
 def first_line(error: Exception) -> str:
     """Return what an error says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _require_no_sharing(trace: fx.Graph, root: nn.Module) -> None:
-    """Raise where an operation changes a value in place that, itself or as a view, is used again later."""
-    order = {node: position for position, node in enumerate(trace.nodes)}
-    shares: dict[fx.Node, set[fx.Node]] = {}
-    for node in trace.nodes:
-        shares[node] = {node}
-        writes = _is_in_place(node, root)
-        # Products and sums certainly give new memory; all else may give a view.
-        kind = kind_of(root.get_submodule(str(node.target))) if node.op == "call_module" else node.target
-        if writes or not (kind in linear.FUNCTIONS or kind in linear.MODULES or kind in (torch.cat, nn.MaxPool2d)):
-            for source in node.all_input_nodes:
-                shares[node] |= shares[source]
-        if writes:
-            target = node.all_input_nodes[0]
-            for other in {m for m, group in shares.items() if order[m] < order[node] and group & shares[target]}:
-                if any(order[user] > order[node] for user in other.users):
-                    raise UnreadableError(
-                        f"{where(node)} must not change a value in place that is used again later; "
-                        "write it so that it returns a new one"
-                    )
-
-
-def _is_in_place(node: fx.Node, root: nn.Module) -> bool:
-    """Whether an operation writes into what it is given."""
-    if node.op == "call_module":
-        return getattr(root.get_submodule(str(node.target)), "inplace", False) is True
-    name = str(getattr(node.target, "__name__", node.target))
-    if node.op not in ("call_function", "call_method") or getattr(node.target, "__module__", "") == "_operator":
-        return name in _AUGMENTED
-    if (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("out") is not None:
-        return True
-    if node.op == "call_method" or "inplace" in node.kwargs:
-        return node.kwargs.get("inplace") is True
-    try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return bound.arguments.get("inplace") is True
-
-
-_AUGMENTED = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul", "setitem")
-
-
-# The walk.
-
-
-class Symbol:
-    """What stands for an activation while a forward is followed."""
-
-
-class Walk(fx.Interpreter):
-    """Follows a trace with symbols in place of activations; what depends on no activation is computed.
-
-    Subclasses say what a module (`call_module`) and a function or method (`operation`) make of symbols.
-    """
-
-    current: fx.Node
-
-    def __init__(self, model: nn.Module, trace: fx.Graph) -> None:
-        super().__init__(model, garbage_collect_values=False, graph=trace)
-        self.extra_traceback = False
-
-    def operation(self, call: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.current = n
-        return super().run_node(n)
-
-    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        given = [*self.args_iter, *args]
-        if given:
-            return given[0]
-        name = type(self.module).__name__
-        raise UnreadableError(f"forward of {name} must take one tensor, got also {target} without a default")
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if not symbols_in((args, kwargs)) and target.endswith("_") and not target.endswith("__"):
-            raise UnreadableError(f"{where(self.current)} must not change a constant; write it without the underscore")
-        return self.call_function(method_of(target), args, kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        is_taken_apart = target is operator.getitem and isinstance(args[0], (tuple, list))
-        if symbols_in((args, kwargs)) and not is_taken_apart:
-            return self.operation(target, args, kwargs)
-        try:
-            return target(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-            raise UnreadableError(f"{where(self.current)} must be a constant, but: {first_line(error)}") from None
-
-
-def method_of(name: str) -> Callable[..., Any]:
-    """Return a method by its name, as a function of what has it."""
-    return lambda thing, *args, **settings: getattr(thing, name)(*args, **settings)
-
-
-def symbols_in(argument: Any) -> list[Any]:
-    """Return the symbols in nested tuples, lists, dicts and slices, in their order."""
-    if isinstance(argument, dict):
-        argument = tuple(argument.values())
-    if isinstance(argument, slice):
-        argument = (argument.start, argument.stop, argument.step)
-    if isinstance(argument, (tuple, list)):
-        return [symbol for part in argument for symbol in symbols_in(part)]
-    return [argument] if isinstance(argument, Symbol) else []
