@@ -111,9 +111,9 @@ class _Reading:
         """Return what a Lipschitz layer gives by its proof, which is kept; a block's parts are layers of their own."""
         path = str(node.target)
         own: Any = self.model if is_single(self.model) else self.model.get_submodule(path)
-        parts = (
-            {f"{path}.{name}": part for name, part in own.named_children()} if isinstance(own, Block) else {path: own}
-        )
+        parts: dict[str, Any] = {path: own}
+        if isinstance(own, Block):
+            parts = {f"{path}.{name}": part for name, part in own.named_children()}
         found = self.layers[node] = []
         for name, part in parts.items():
             proved = part.proved(tuple(x.shape[1:]))
