@@ -256,7 +256,8 @@ def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
         "image_shape must be given for a Linear, such as (3, 32, 32), got None",
         "Flatten must return logits of at least 2 classes, got shape (1,)",
         "images must have 1 channels and two sides, got shape (3, 2, 2)",
-        "the head expects 4 features, got activations of shape (16,); flatten them",
+        "head must take activations of shape (16,), but it says: the head expects 4 features, got activations of shape "
+        "(16,); flatten them",
         "batch_size must be at least 1, got -1",
         "image_shape must be sizes of at least 1, such as (3, 32, 32), got (1, -2, -2)",
         "images must be floating point, got torch.uint8; divide uint8 by 255",

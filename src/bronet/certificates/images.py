@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from bronet.certificates.run import images_at_once
 from bronet.errors import BronetError
+from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel
 from bronet.graph.network import prove
-from bronet.graph.trace import unwrapped
 from bronet.layers.base import IMAGE_AXES
 
 
