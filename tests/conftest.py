@@ -23,7 +23,7 @@ if importlib.util.find_spec("beartype") is not None:
 
     install_import_hook("bronet", "checked.checked")
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 # A shell starts what runs in its background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

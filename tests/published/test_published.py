@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from bronet.ortho import orthogonal_maps
+from bronet.ortho import spd
 from published_cases import CASES, built, direction, fixed, images, numbers
 
 STORED = dict(np.load(Path(__file__).with_name("outputs.npz")))
@@ -31,7 +31,7 @@ def test_training_gives_the_published_outputs_gradients_and_running_means(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The published gradient of a Cholesky layer leaves out that the ridge follows V; ours does without that share here.
-    monkeypatch.setattr(orthogonal_maps, "ridge_slope", lambda *_arguments: 0.0)
+    monkeypatch.setattr(spd, "ridge_slope", lambda *_arguments: 0.0)
     module, x, tolerance = built(name).train(), images(name).requires_grad_(), CASES[name].tolerance
     ours = module(x).squeeze()
     assert_close(ours, stored(f"{name}/training"), rtol=tolerance, atol=tolerance)

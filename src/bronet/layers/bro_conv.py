@@ -1,7 +1,9 @@
 """The BRO convolution (Proposition 2, Algorithm 1, App. A.3 and A.4) as a layer.
 
 Orthogonal on the padded grid for every parameter; a contraction where padding is cropped, channels are reduced or
-the ridge is felt. Runs in the real low-rank form: no complex number, no c x c matrix, any image size.
+the ridge is felt. All this up to rounding: whatever the parameters, the norm of what runs is at most 1 + 1e-6 in
+float64 and 1.05 in float32; in half precision it grows with the square of their condition (docs/soundness.md). Runs in
+the real low-rank form: no complex number, no c x c matrix, any image size.
 """
 
 import math

