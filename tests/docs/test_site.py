@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from browser import CHROMIUM, WITHOUT, open_tab
 from lab.figures.canvas import COLOURS
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ LOADED = {
     "object": "data",
 }
 """What a browser fetches by itself."""
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
 DRAWINGS = sorted(path.stem for path in (ROOT / "docs" / "figures").glob("*.svg"))
 
 
@@ -83,6 +85,8 @@ def test_the_reader_of_pages_sees_what_is_loaded_and_what_is_linked() -> None:
 def test_every_page_is_on_the_site(site: Path) -> None:
     wanted = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"contributing", "changelog"}
     assert wanted == {path.stem for path in site.glob("*.html")} - {"404"}
+    notebooks = {path.stem for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    assert notebooks == {path.stem for path in (site / "notebooks").glob("*.html")}
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
@@ -107,6 +111,26 @@ def test_every_link_inside_the_site_leads_somewhere(pages: dict[Path, Page]) -> 
             if not target.exists() or (lost and parts.fragment != "__skip"):
                 dead.append(f"{file.name} -> {address}")
     assert dead == []
+
+
+@needs_browser
+def test_the_site_is_searched_from_the_disk_and_fits_a_phone(site: Path, tmp_path: Path) -> None:
+    with open_tab(tmp_path) as tab:
+        tab.resize(1200, 900)
+        tab.open(f"file://{site}/index.html")
+        tab.run("document.querySelector('.md-search__input').focus()")
+        tab.call("Input.insertText", text="lookahead")
+        tab.wait("document.querySelectorAll('.md-search-result__item').length > 0")
+        found = tab.run("[...document.querySelectorAll('.md-search-result__item a')].map(link => link.href).join()")
+        assert "training.html" in found
+        tab.resize(400, 800, dark=True)
+        wide = []
+        for page in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # whose links are those of a server's root
+            tab.open(f"file://{page}")
+            if tab.run("document.documentElement.scrollWidth") > 400:
+                wide.append(page.name)
+        assert wide == []
+        assert tab.complaints == []
 
 
 def test_no_item_of_a_list_has_run_into_a_paragraph(pages: dict[Path, Page]) -> None:
