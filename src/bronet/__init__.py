@@ -12,6 +12,7 @@ from bronet.errors import BronetError
 if TYPE_CHECKING:
     from bronet import losses as losses
     from bronet.attack import l2_pgd as l2_pgd
+    from bronet.attack import linf_pgd as linf_pgd
     from bronet.certificates import certified_radius as certified_radius
     from bronet.graph import CertifiableModel as CertifiableModel
     from bronet.graph import Chain as Chain
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from bronet.layers import MaxMin as MaxMin
     from bronet.layers import frozen as frozen
     from bronet.models import build_model as build_model
-    from bronet.models import create_model as create_model
+    from bronet.pretrained import create_model as create_model
+    from bronet.pretrained import list_models as list_models
     from bronet.pretrained import load_pretrained as load_pretrained
     from bronet.pretrained import save_pretrained as save_pretrained
 
@@ -45,9 +47,11 @@ _HOMES = {
     "certified_radius": "bronet.certificates",
     "check": "bronet.graph",
     "convert": "bronet.graph",
-    "create_model": "bronet.models",
+    "create_model": "bronet.pretrained",
     "frozen": "bronet.layers",
     "l2_pgd": "bronet.attack",
+    "linf_pgd": "bronet.attack",
+    "list_models": "bronet.pretrained",
     "load_pretrained": "bronet.pretrained",
     "prove": "bronet.graph",
     "save_pretrained": "bronet.pretrained",
@@ -63,6 +67,7 @@ _ROOMS = (
     "models",
     "ortho",
     "pretrained",
+    "radius",
     "recipe",
     "report",
     "training",

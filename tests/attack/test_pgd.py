@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bronet.attack import l2_pgd
+from bronet.attack import l2_pgd, linf_pgd
 from bronet.errors import BronetError
 from bronet.radius import margin_radius
 
@@ -150,3 +150,15 @@ def test_bad_arguments_are_refused() -> None:
         l2_pgd(model, images, labels, eps=0.1, steps=0)
     with pytest.raises(BronetError, match=r"pixels in \[0, 1\]"):
         l2_pgd(model, images * torch.nan, labels, eps=0.1)
+
+
+def test_linf_pgd_stays_in_the_cube_and_finds_more_in_a_larger_one() -> None:
+    model, _ = _linear()
+    images = _images()
+    prediction = model(images).argmax(dim=1)
+    small, large = (linf_pgd(model, images, prediction, eps=eps, steps=10) for eps in (0.001, 0.3))
+    for found, eps in ((small, 0.001), (large, 0.3)):
+        moved = (found.images - images).abs().flatten(1).amax(dim=1)
+        assert float(moved.max()) <= eps
+        assert torch.equal(found.distance, moved)
+    assert int(large.success.sum()) > int(small.success.sum())

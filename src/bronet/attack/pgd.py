@@ -38,8 +38,22 @@ def l2_pgd(
     restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Attack:
-    """Search each image's l2 ball for an image that `model` does not give its label; see `pgd`."""
+    """Return the strongest images found in the l2 balls, as an `Attack`: `images`, `success`, `distance`; see `pgd`."""
     return pgd(model, images, labels, norm="l2", eps=eps, steps=steps, restarts=restarts, generator=generator)
+
+
+def linf_pgd(
+    model: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b *pixels"],
+    labels: Int[Tensor, " b"],
+    *,
+    eps: float | Float[Tensor, " b"],
+    steps: int = 50,
+    restarts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Attack:
+    """Return the strongest images found in the l_inf balls, as an `Attack`; see `pgd`."""
+    return pgd(model, images, labels, norm="linf", eps=eps, steps=steps, restarts=restarts, generator=generator)
 
 
 def pgd(

@@ -1,13 +1,16 @@
 """Certificates of images in memory: any model, any images that torch can read, one radius for each."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from bronet.certificates.run import images_at_once
+from bronet.data import batches_of
 from bronet.errors import BronetError
 from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel
@@ -24,18 +27,27 @@ def certified_radius(model: nn.Module, images: Any, *, batch_size: int | None = 
     Args:
         model: any module whose forward `bronet.check` can follow; it is proved in evaluation mode.
         images: a batch (batch, channel, height, width) or one image without a batch, or vectors, as a tensor or a NumPy
-            array; of one image the result has no dimension.
+            array; of one image the result has no dimension. Or a data set or a loader of torch, which may give labels
+            too; the radii come in its order.
         batch_size: images that are computed at once, by default as many as suit the device.
     """
-    batch, is_single = _as_batch(unwrapped(model), images)
-    at_once = images_at_once(batch.device, batch_size)
-    network = prove(model, tuple(batch.shape[1:]))
-    if not len(batch):
-        return batch.new_zeros(0, dtype=torch.float64)
-    if float(batch.amin()) < 0 or float(batch.amax()) > 1:
-        warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=2)
-    radii = torch.cat([network.certify(part).radius for part in batch.split(at_once)])
-    return radii[0] if is_single else radii
+    batches: Iterator[Tensor]
+    if isinstance(images, (Dataset, DataLoader)):
+        batches, is_single = (pixels for pixels, _ in batches_of(images)), False
+    else:
+        batch, is_single = _as_batch(unwrapped(model), images)
+        batches = iter([batch])
+    network, radii = None, list[Tensor]()
+    for batch in batches:
+        network = network or prove(model, tuple(batch.shape[1:]))
+        place = batch.device if isinstance(images, Tensor) else network.device
+        if batch.numel() and not 0 <= float(batch.amin()) <= float(batch.amax()) <= 1:
+            warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=2)
+        parts = batch.to(place).split(images_at_once(place, batch_size)) if len(batch) else ()
+        radii += [network.certify(part).radius for part in parts] or [batch.new_zeros(0, dtype=torch.float64)]
+    if not radii:
+        raise BronetError("images must be at least one batch, got an empty data set")
+    return torch.cat(radii)[0] if is_single else torch.cat(radii)
 
 
 def _as_batch(model: nn.Module, images: Any) -> tuple[Tensor, bool]:

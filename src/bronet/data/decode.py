@@ -20,7 +20,8 @@ from bronet.errors import BronetError
 from bronet.recipe.dataset import DatasetSpec
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""The usual formats; reading others, such as PostScript, would run programs."""
+READ = (*FORMATS, "PPM", "TIFF")
+"""The usual formats, and those of data sets; reading others, such as PostScript, would run programs."""
 FAILURES = (
     *(OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError),
     *(NotImplementedError, struct.error),
@@ -32,6 +33,15 @@ CENTRE_MARGIN = 8 / 7
 MODES = {1: "L", 3: "RGB"}
 LARGEST_ASPECT_RATIO = 100
 """Resizing the height of a picture of one very long row to 256 would exhaust the memory."""
+
+
+def image_shape(path: Path) -> tuple[int, int, int]:
+    """Return channels (1 or 3), height and width of an image file, whose pixels are not read."""
+    try:
+        with Image.open(path, formats=READ) as image:
+            return 1 if image.mode in ("1", "L", *_SIXTEEN_BITS) else 3, image.height, image.width
+    except (Image.DecompressionBombError, *FAILURES) as error:
+        raise BronetError(f"cannot read image {path} ({' '.join(str(error).split())}); leave it out") from None
 
 
 def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
@@ -79,7 +89,7 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
         raise BronetError(f"image {source} must be a file, but there is none of this name; get the data set again")
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()
-        with Image.open(io.BytesIO(content), formats=(*FORMATS, "PPM", "TIFF")) as image:
+        with Image.open(io.BytesIO(content), formats=READ) as image:
             if least is not None:
                 # Twice the wanted size, so that the resize after it still averages.
                 image.draft(MODES[spec.channels], (2 * least, 2 * least))

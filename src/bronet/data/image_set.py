@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.errors import BronetError
@@ -30,10 +31,11 @@ LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(Dataset[tuple[Tensor, int]]):
     """Images with labels: n >= 1, every label names a class, every stored value lies in 0 .. scale.
 
-    The value of a pixel is its stored byte divided by `scale`.
+    The value of a pixel is its stored byte divided by `scale`. As a data set of torch it gives one image in [0, 1] and
+    its label at a time. `files` are the names of the files that the images come from, if they come from files.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ImageSet:
     labels: Int64[Tensor, " n"]
     classes: tuple[str, ...]
     scale: int
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -68,6 +71,13 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "c h w"], int]:
+        return self.images[index] / self.scale, int(self.labels[index])
+
+    def __repr__(self) -> str:
+        sides = " x ".join(map(str, self.images.shape[1:]))
+        return f"ImageSet({self.name}: {len(self):,} images of {sides}, {len(self.classes)} classes)"
+
     def to(self, device: torch.device | str) -> "ImageSet":
         """Return the same images on `device`."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
@@ -78,8 +88,9 @@ class ImageSet:
 
     def subset(self, index: Int64[Tensor, " b"]) -> "ImageSet":
         """Return the images at `index`, in that order, with all classes kept."""
-        local = self._local(index)
-        return replace(self, images=self.images[local], labels=self.labels[local])
+        local, files = self._local(index), self.files
+        kept = tuple(files[i] for i in index.tolist()) if files else ()
+        return replace(self, images=self.images[local], labels=self.labels[local], files=kept)
 
     def _local(self, index: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         return index.to(self.images.device, non_blocking=True)
@@ -112,7 +123,8 @@ class FileSet:
         images = torch.empty(len(self), *spec.shape, dtype=torch.uint8)
         for position in range(len(self)):
             images[position] = decode(self.path(position), spec)
-        return ImageSet(self.name, images, self.labels, self.classes, spec.scale)
+        files = tuple(os.fsdecode(path) for path in self.paths)
+        return ImageSet(self.name, images, self.labels, self.classes, spec.scale, files)
 
 
 def stratified_split(

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
+from bronet.data.decode import image_shape
 from bronet.data.embedded import load_digits, load_sample
 from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below
 from bronet.data.npz import load_npz
 from bronet.data.official import LAYOUTS, TINY_IMAGENET, load_cifar, provide_cifar, tiny_imagenet
 from bronet.data.parquet import load_parquet, parquet_files
 from bronet.errors import BronetError
-from bronet.recipe.dataset import SPLITS
+from bronet.recipe.dataset import SPLITS, DatasetSpec
 from bronet.recipe.schema import DataRecipe
 
 DIGITS, IMAGENET = "digits", "imagenet"
@@ -39,6 +40,29 @@ def load_dataset(name: str, split: str, *, data_dir: Path | str | None = None, d
     """
     resize = (224, 288) if name == IMAGENET else ()
     return load_images(DataRecipe(name=name, resize=resize), split, data_dir=data_dir, download=download)
+
+
+def folder(path: Path | str, *, size: tuple[int, int] | None = None) -> ImageSet:
+    """Return the images of a folder with one folder per class; what else is to be known is read from the images.
+
+    The classes are the names of the folders, sorted. Images of several sizes need `size` = (height, width): they are
+    resized and cropped at the centre. They are grey if all files are.
+    """
+    root = Path(path)
+    names = class_names_below(root) if root.is_dir() else ()
+    if not names or set(names) <= {name for known in OTHER_NAMES.values() for name in known}:
+        found = f"found {', '.join(names)}" if names else "found none"
+        raise BronetError(f"{root} must hold one folder per class, {found}; give the folder of one split")
+    files = class_folders(root.name, root, expected=len(names))
+    shapes = sorted({image_shape(files.path(index)) for index in range(len(files))})
+    sizes = sorted({shape[1:] for shape in shapes})
+    if size is None and len(sizes) > 1:
+        (h, w), (other_h, other_w) = sizes[0], sizes[-1]
+        raise BronetError(
+            f"images in {root} must have one size, got {h} x {w} and {other_h} x {other_w}; give size=(height, width)"
+        )
+    spec = DatasetSpec(root.name, shapes[-1][0], *(size or sizes[0]), len(names))
+    return files.decoded(spec, resized=size is not None)
 
 
 def load_images(

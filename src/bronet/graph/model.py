@@ -2,7 +2,7 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -52,6 +52,12 @@ class CertifiableModel(nn.Module):
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.image_shape = image_shape
+        self.classes: tuple[str, ...] = ()
+        """Names of the classes in the order of the logits, where they are known."""
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.parameters())
+        return f"{type(self).__name__}({' x '.join(map(str, self.image_shape))} pixels, {count:,} parameters)"
 
     @property
     def recordable(self) -> bool:
@@ -75,26 +81,67 @@ class CertifiableModel(nn.Module):
 
 
 class Chain(CertifiableModel):
-    """Layers that are applied one after the other, by name, and a head; the names become parameter names.
+    """Layers that are applied one after the other, the last of them a head.
+
+    Each of `parts` is a layer, a list of layers, an `nn.Sequential`, or a dictionary from names to layers; names become
+    parameter names, and layers without one are numbered. A black image goes through at once, so that layers that do not
+    fit together are named here.
 
     Guaranteed: whatever the layers prove, as for every other network. The first layer sees pixels in [0, 1]; radii are
     in that space.
     """
 
-    def __init__(
-        self, image_shape: tuple[int, int, int], layers: Mapping[str, LipschitzLayer | Block], head: Head
-    ) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], *parts: "Parts") -> None:
         super().__init__(image_shape)
+        layers = dict[str, nn.Module]()
+        for name, layer in _named(parts):
+            layers[name if name and name not in layers else str(len(layers))] = layer
+        name, head = layers.popitem() if layers else ("", None)
+        if not isinstance(head, Head):
+            raise BronetError(f"the last part of a Chain must be a head, got {type(head).__name__}")
         for name, layer in layers.items():
             if not isinstance(layer, (LipschitzLayer, Block)):
                 raise BronetError(f"layer {name} of a Chain must be a Lipschitz layer, got {type(layer).__name__}")
         self.layers = nn.Sequential(OrderedDict(layers))
         self.head = head
+        self._check_shapes()
+
+    @torch.no_grad()
+    def _check_shapes(self) -> None:
+        """Raise, with the name of the layer, unless each takes what the one before it gives."""
+        like, modes = next(self.head.parameters()), [(part, part.training) for part in self.modules()]
+        self.eval()  # in which a pass changes nothing
+        x = torch.zeros(1, *self.image_shape, device=like.device, dtype=like.dtype)
+        for name, layer in (*self.layers.named_children(), ("head", self.head)):
+            try:
+                x = layer(x)
+            except (BronetError, RuntimeError) as error:
+                given, reason = tuple(x.shape[1:]), str(error).partition("\n")[0]
+                raise BronetError(f"layer {name} of a Chain must take activations of shape {given}: {reason}") from None
+        for part, was_training in modes:
+            part.training = was_training
 
     @computes_ahead
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
         logits: Tensor = self.head(self.layers(images))
         return logits
+
+
+Parts = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]
+
+
+def _named(parts: Iterable[Parts]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of the parts of a chain, with their names; without one it is empty."""
+    for part in parts:
+        match part:
+            case Mapping():
+                yield from part.items()
+            case nn.Sequential():
+                yield from part.named_children()
+            case nn.Module():
+                yield "", part
+            case _:
+                yield from (("", layer) for layer in part)
 
 
 Unit = Block | LipschitzLayer

@@ -1,6 +1,6 @@
 """Networks for certificates: BRONet and LiResNet, LipConvNet."""
 
 from bronet.graph.model import CertifiableModel, Chain
-from bronet.models.create import build_model, create_model
+from bronet.models.create import Network, build_model
 
-__all__ = ["CertifiableModel", "Chain", "build_model", "create_model"]
+__all__ = ["CertifiableModel", "Chain", "Network", "build_model"]

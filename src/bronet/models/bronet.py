@@ -31,7 +31,8 @@ class BRONet(CertifiableModel):
     """The network of an architecture for the images and classes of a data set."""
 
     def __init__(self, architecture: BRONetArchitecture, spec: DatasetSpec) -> None:
-        super().__init__((spec.channels, spec.height, spec.width))
+        super().__init__(spec.shape)
+        self.spec = spec
         self.architecture = a = architecture
         self.normalization = Normalization((_PIXEL_MEAN,) * spec.channels)
 

@@ -1,8 +1,7 @@
-"""Networks from descriptions: by name, or from an architecture of one's own."""
+"""Networks from the description of an architecture."""
 
 import os
 import sys
-from dataclasses import replace
 
 import torch
 
@@ -11,29 +10,12 @@ from bronet.graph.model import CertifiableModel
 from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
 from bronet.models.stack import Stack
-from bronet.recipe.architecture import NAMED, Architecture, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.dataset import DatasetSpec, dataset_spec
-from bronet.records import nearest
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.dataset import DatasetSpec
 
 GIB = 2**30
 
-
-def create_model(
-    name: str,
-    *,
-    dataset: str,
-    classes: int | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> CertifiableModel:
-    """Return a named network (`bronet-m`, `lipconvnet-10-32`, ...) for the images of a known data set."""
-    if name not in NAMED:
-        raise BronetError(f"unknown model {name!r}; the nearest known one is {nearest(name, NAMED)!r}")
-    spec = dataset_spec(dataset)
-    if classes is not None:
-        spec = replace(spec, classes=classes)
-    return build_model(NAMED[name], spec, seed=seed, device=device, dtype=dtype)
+Network = BRONet | LipConvNet | Stack
 
 
 def build_model(
@@ -43,7 +25,7 @@ def build_model(
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-) -> CertifiableModel:
+) -> Network:
     """Return the network of an architecture, with the same initial weights for a seed on every device.
 
     Weights are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated;
@@ -77,7 +59,7 @@ def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:
         )
 
 
-def _network(architecture: Architecture, spec: DatasetSpec) -> CertifiableModel:
+def _network(architecture: Architecture, spec: DatasetSpec) -> Network:
     match architecture:
         case BRONetArchitecture():
             return BRONet(architecture, spec)

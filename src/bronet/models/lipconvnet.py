@@ -31,7 +31,8 @@ class LipConvNet(CertifiableModel):
     """The network of an architecture for the images and classes of a data set."""
 
     def __init__(self, architecture: LipConvNetArchitecture, spec: DatasetSpec) -> None:
-        super().__init__((spec.channels, spec.height, spec.width))
+        super().__init__(spec.shape)
+        self.spec = spec
         if spec.height % 2**_STAGES or spec.width % 2**_STAGES:
             raise BronetError(
                 f"LipConvNet halves its images {_STAGES} times: height and width must be multiples of {2**_STAGES}, "

@@ -15,7 +15,7 @@ import torch
 from bronet.data.official import LAYOUTS
 from bronet.errors import BronetError
 from bronet.files import Json, read_object
-from bronet.models import CertifiableModel
+from bronet.models import Network
 from bronet.pretrained.places import CONFIG, named_folder
 from bronet.recipe.dataset import DatasetSpec
 from bronet.recipe.schema import Recipe
@@ -91,6 +91,7 @@ class TrainedNetwork:
     recipe: Recipe
     record: Json = field(default_factory=dict)
     weights_sha256: str | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def weights(self) -> Path:
@@ -103,14 +104,14 @@ def find_network(what: Path | str) -> TrainedNetwork:
     folder = Path(what)
     name = folder.resolve().name
     if (run := RunFolder(folder)).recipe_file.is_file():
-        return TrainedNetwork(name, folder, run.recipe)
+        return TrainedNetwork(name, folder, run.recipe, classes=run.classes())
     if not (folder / CONFIG).is_file():
         name, folder = str(what), named_folder(str(what))
     config = read_config(folder / CONFIG)
-    return TrainedNetwork(name, folder, config.recipe, config.record, config.weights_sha256)
+    return TrainedNetwork(name, folder, config.recipe, config.record, config.weights_sha256, config.classes)
 
 
-def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> CertifiableModel:
+def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> Network:
     """Return the network of a name or a folder, in evaluation mode; the error for an unknown name says where it looked.
 
     Guaranteed: every tensor of the model came from the file, has the model's shape and is finite. The file's bytes are
@@ -120,7 +121,9 @@ def load_pretrained(what: Path | str, *, device: torch.device | str = "cpu") -> 
     check_weights(network)
     if differing := differing_keys(stored_recipe(network.weights), network.recipe):
         raise BronetError(f"{network.folder}: its two files must have one recipe, but {differing[0]} differs")
-    return trained_model(network.weights, network.recipe, device=device)
+    model = trained_model(network.weights, network.recipe, device=device)
+    model.classes = network.classes or class_names(model.spec)
+    return model
 
 
 def check_weights(network: TrainedNetwork) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.files import replace_file
-from bronet.models import CertifiableModel, build_model
+from bronet.models import Network, build_model
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 from bronet.run.folder import RunFolder
@@ -43,7 +43,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
     _copy_into(model, tensors, path)
 
 
-def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "cpu") -> CertifiableModel:
+def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "cpu") -> Network:
     """Return the network of a recipe with stored weights, in evaluation mode.
 
     A recipe may name a network of any size: nothing of its size is built before the file is known to hold it.
@@ -55,7 +55,7 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     return model.eval()
 
 
-def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> CertifiableModel:
+def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> Network:
     """Return the trained network of a run, in evaluation mode."""
     return trained_model(run.weights, run.recipe, device=device)
 
