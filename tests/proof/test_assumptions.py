@@ -54,10 +54,15 @@ class Chain(CertifiableModel):
 
 
 def flattened(shape: tuple[int, int, int], *layers: LipschitzLayer, features: int) -> CertifiableModel:
-    """Return a network of any layers on images of this shape, a Flatten, and a head for so many features."""
+    """Return a network of any layers on images of this shape, a Flatten, and a head for so many features.
+
+    A chain is checked when it is made, so the parts are put into one that fits.
+    """
     torch.manual_seed(0)
-    named = {str(number): layer for number, layer in enumerate((*layers, Flatten()))}
-    return OwnChain(shape, named, LastLayerNormalized(features, 3))
+    chain = OwnChain(shape, Flatten(), LastLayerNormalized(math.prod(shape), 3))
+    chain.layers = nn.Sequential(*layers, Flatten())
+    chain.head = LastLayerNormalized(features, 3)
+    return chain
 
 
 def _images(count: int = 5) -> Tensor:
