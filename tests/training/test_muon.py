@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from bronet.errors import BronetError
 from bronet.layers import LastLayerNormalized, Normalization
+from bronet.layers.shape import Flatten
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.dataset import DatasetSpec
@@ -204,7 +205,7 @@ def test_state_is_a_momentum_for_each_matrix_and_nadams_for_the_rest() -> None:
 
 def test_a_network_without_orthogonal_layers_is_refused() -> None:
     head = LastLayerNormalized(3, 2)
-    model = Chain((3, 1, 1), {"normalization": Normalization((0.5,) * 3)}, head)
+    model = Chain((3, 1, 1), Normalization((0.5,) * 3), Flatten(), head)
     parameters = Parameters(model.parameters())
     with pytest.raises(BronetError, match=r"muon needs matrices of .* got 0 of 2; use nadam") as error:
         build_optimizer(OptimRecipe(name="muon", lr=0.1), parameters, matrices=muon_matrices(model))
