@@ -128,7 +128,7 @@ STACK = StackArchitecture(
 
 def assert_same_logits(architecture: Architecture, spec: DatasetSpec) -> None:
     model = build_model(architecture, spec, seed=1).eval()
-    program = frozen_program(model).module()
+    program = frozen_program(model, spec.shape).module()
     images = torch.rand(5, *spec.shape, generator=torch.Generator().manual_seed(0))
     with frozen(model), torch.no_grad():
         torch.testing.assert_close(program(images), model(images), rtol=0, atol=ROUNDING)

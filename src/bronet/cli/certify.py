@@ -127,6 +127,7 @@ def verify(
     """
     from bronet.certificates.verify import verify_run
     from bronet.cli.console import counting, open_console, say
+    from bronet.export import verify_programs
 
     console = open_console()
     in_a_run = [] if certificate.suffix == ".json" else [certificate]
@@ -138,6 +139,9 @@ def verify(
             download=download,
             progress=show,
         )
+        programs = verify_programs(folders[0] if folders else certificate.parent)
+    for path in programs:
+        say(console, f"verified: {path} is the program of the certificate")
     say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
     say(console, f"recorded radii lie at most {result.largest_difference:.1e} below their proof")
 

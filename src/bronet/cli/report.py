@@ -106,6 +106,9 @@ def export(
     out: Annotated[
         Path | None, options.out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
     ] = None,
+    proved: Annotated[
+        bool, typer.Option("--proved", help="Write the float64 program of the certificate, which then names it.")
+    ] = False,
 ) -> None:
     """Write the network as one file that runs without bronet.
 
@@ -113,14 +116,15 @@ def export(
 
     Writes that file. It computes in float32, takes any number of images with pixels in [0, 1], and holds the proved
     constants, from which docs/export.md computes a radius in five lines. It is run, and compared with the network,
-    before it takes its name. ONNX needs: pip install 'bronet[onnx]'.
+    before it takes its name. With --proved the file is the program that the certificate speaks of: proved.onnx or
+    proved.pt2. ONNX needs: pip install 'bronet[onnx]'.
     """
     from bronet.cli.console import facts_table, open_console, say
     from bronet.export import export_run
     from bronet.wording import bound_text
 
     with options.opened_runs(run) as (folder,):
-        done = export_run(folder, format=format, out=out)
+        done = export_run(folder, format=format, out=out, proved=proved)
     size = done.path.stat().st_size / 2**20
     images = f"over {done.images} random images"
     facts = [
@@ -132,4 +136,7 @@ def export(
     ]
     console = open_console()
     console.print(facts_table(facts))
-    say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")
+    if proved:
+        say(console, f"The certificate of {run} speaks of this file, which it names by its hash: see docs/export.md.")
+    else:
+        say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")

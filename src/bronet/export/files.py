@@ -23,9 +23,11 @@ from torch.export import ExportedProgram
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork
+from bronet.wording import Format
 
-PIXELS = "float32 in [0, 1]; normalisation is inside the network"
-MEANING = "nominal radius of predicted class t: min over j of (f_t - f_j) / gap_lipschitz[t][j]; rounding not covered"
+PIXELS = "{} in [0, 1]; normalisation is inside the network"
+NOMINAL = "nominal radius of predicted class t: min over j of (f_t - f_j) / gap_lipschitz[t][j]; rounding not covered"
+PROVED = "the program of a certificate, which names this file by its SHA-256, in runtimes of the standard model"
 INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 # A protobuf message ends at 2^31 bytes; the graph around the weights needs little.
 LARGEST_SINGLE_FILE = 2**31 - 2**26
@@ -44,19 +46,24 @@ class ExportFacts:
     classes: tuple[str, ...]
     image_shape: tuple[int, ...]
     weights_sha256: str
+    proved: bool = False
 
     @classmethod
-    def of(cls, network: ProvedNetwork, *, classes: Sequence[str], weights_sha256: str) -> "ExportFacts":
-        """Return the facts of a proved network."""
+    def of(
+        cls, network: ProvedNetwork, *, classes: Sequence[str], weights_sha256: str, proved: bool = False
+    ) -> "ExportFacts":
+        """Return the facts of a proved network; without names, classes are numbers."""
         gaps = network.gap_lipschitz
+        classes = classes or [str(number) for number in range(len(gaps))]
         if len(classes) != len(gaps):
             raise BronetError(f"classes must name all {len(gaps)} outputs of the model, got {len(classes)} names")
         matrix = tuple(tuple(row) for row in gaps.tolist())
-        return cls(network.lipschitz, matrix, tuple(classes), network.image_shape, weights_sha256)
+        return cls(network.lipschitz, matrix, tuple(classes), network.image_shape, weights_sha256, proved)
 
     def entries(self) -> dict[str, object]:
         """Return the entries of the file."""
-        return {"bronet_version": __version__, "pixels": PIXELS, "meaning": MEANING, **asdict(self)}
+        pixels, meaning = PIXELS.format("float64" if self.proved else "float32"), PROVED if self.proved else NOMINAL
+        return {"bronet_version": __version__, "pixels": pixels, "meaning": meaning, **asdict(self)}
 
 
 def require_onnx() -> None:
@@ -117,3 +124,16 @@ def write_torch(path: Path, program: ExportedProgram, facts: ExportFacts) -> Run
         path.write_bytes(archive.getbuffer())
         with path.open("rb") as file:
             return torch.export.load(file).module()
+
+
+def content_of(path: Path, format: Format) -> tuple[str, dict[str, Tensor]]:
+    """Return the operations of a written file as text, and its constants by name."""
+    if format is Format.TORCH:
+        program = torch.export.load(path)
+        return str(program.graph), {**program.state_dict, **program.constants}
+    import onnx_ir
+
+    graph = onnx_ir.load(path).graph
+    values = {name: value.const_value for name, value in graph.initializers.items()}
+    constants = {name: torch.from_numpy(value.numpy().copy()) for name, value in values.items() if value is not None}
+    return "\n".join(map(str, graph)), constants

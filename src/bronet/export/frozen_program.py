@@ -1,18 +1,19 @@
 """A model as a graph of products, in which everything that does not depend on the images is a constant.
 
-torch.export traces the model's evaluation forward for batches of any size. The graph contains no factorisation, no
-complex number and no unused parameter.
+torch.export traces the model's evaluation forward, or the program of its proof, for batches of any size. The graph
+contains no factorisation, no complex number and no unused parameter.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from bronet.errors import BronetError
+from bronet.graph.network import ProvedNetwork
 from bronet.layers import frozen
-from bronet.models import CertifiableModel
 
 # At least two, because torch.export treats a dimension of one as a constant.
 _TRACED_IMAGES = 2
@@ -20,33 +21,49 @@ _ONLY_CHECKS = torch.ops.aten._assert_tensor_metadata.default
 
 
 class _Forward(nn.Module):
-    """A model hidden from the tracer, so that only the parameters it uses become constants of the graph."""
+    """A function hidden from the tracer, so that only the parameters it uses become constants of the graph."""
 
-    def __init__(self, model: CertifiableModel) -> None:
+    def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._hidden = (model,)
+        self._hidden = (logits,)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self._hidden[0](images)
-        return logits
+        return self._hidden[0](images)
 
 
 @torch.no_grad()
-def frozen_program(model: CertifiableModel) -> ExportedProgram:
+def proved_program(network: ProvedNetwork) -> ExportedProgram:
+    """Return the float64 program of a proof as a graph for any number of images: its operations, on its numbers."""
+
+    def logits(images: Tensor) -> Tensor:
+        values = [images]
+        for node in network.nodes:
+            values.append(node.proved.apply(*(values[i] for i in node.inputs)))
+        return values[-1]
+
+    return _folded(logits, torch.rand(_TRACED_IMAGES, *network.image_shape, dtype=torch.float64))
+
+
+@torch.no_grad()
+def frozen_program(model: nn.Module, image_shape: tuple[int, ...]) -> ExportedProgram:
     """Return the evaluation forward of a model as a graph for any number of images, in the dtype of its weights.
 
     Guaranteed: the same operations on the same numbers as the model's forward inside `frozen`, on the same device.
     """
     parameter = next(model.parameters())
-    images = torch.rand(_TRACED_IMAGES, *model.image_shape, device=parameter.device, dtype=parameter.dtype)
+    images = torch.rand(_TRACED_IMAGES, *image_shape, device=parameter.device, dtype=parameter.dtype)
     was_training = model.training
     model.eval()
     try:
         with frozen(model):
             model(images)  # derives the weights, and fills the caches of what they are multiplied with
-            graph = _traced(_Forward(model), images).module()
+            return _folded(model, images)
     finally:
         model.train(was_training)
+
+
+def _folded(logits: Callable[[Tensor], Tensor], images: Tensor) -> ExportedProgram:
+    graph = _traced(_Forward(logits), images).module()
     assert isinstance(graph, fx.GraphModule)
     fold_constants(graph)
     return _traced(graph, images)

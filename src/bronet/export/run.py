@@ -1,24 +1,28 @@
-"""Export a trained run or any certifiable model, and keep the file only after running and comparing it.
+"""Export a trained run or any model, and keep the file only after running and comparing it.
 
-The file computes in float32; docs/export.md explains what that means for its radii.
+An ordinary file computes in float32. The file of a proof holds its float64 program, operation by operation, and the
+certificate names it; docs/export.md explains what either means for radii.
 """
 
 import copy
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from torch import nn
+from torch.export import ExportedProgram
 
 from bronet.errors import BronetError
 from bronet.export import files
-from bronet.export.frozen_program import frozen_program
-from bronet.files import replace_file
+from bronet.export.frozen_program import frozen_program, proved_program
+from bronet.files import replace_file, replace_text
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
-from bronet.models import CertifiableModel
-from bronet.run.certificate import file_hash, read_certificate
+from bronet.run.certificate import ProgramFile, check_same, file_hash, network_hashes, read_certificate
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
 from bronet.wording import Format
@@ -26,7 +30,7 @@ from bronet.wording import Format
 # The comparison uses batches of these sizes, which tracing did not use.
 _BATCHES = (1, 15)
 # Relative to the largest logit: float32 sums of thousands of numbers in another order, through dozens of layers.
-_LARGEST_DIFFERENCE = 1e-3
+_LARGEST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
 
 @dataclass(frozen=True)
@@ -44,57 +48,95 @@ class Exported:
     from_float64: float
 
 
-def export_run(run: RunFolder | Path | str, *, format: Format = Format.ONNX, out: Path | None = None) -> Exported:
+def export_run(
+    run: RunFolder | Path | str, *, format: Format = Format.ONNX, out: Path | None = None, proved: bool = False
+) -> Exported:
     """Export the trained network of a run to `out`, by default model.onnx or model.pt2 in its folder.
 
-    Classes have their names in the run's certificate; without a certificate they are numbers.
+    Classes have their names in the run's certificate; without a certificate they are numbers. With `proved` the file
+    holds the program of the certificate, which must be there, and which then names it by its hash.
     """
     run = open_run(run)
-    weights = file_hash(run.weights)
-    path = run.exported(format) if out is None else out
-    facts = run.certificate().facts
-    classes = read_certificate(facts).classes if facts.is_file() else ()
-    return export_model(load_model(run), path, format=format, classes=classes, weights_sha256=weights)
+    path = run.exported(format, proved=proved) if out is None else out
+    facts = run.certificate(run.certified_split()).facts
+    certificate = read_certificate(facts) if facts.is_file() else None
+    network = network_hashes(run)
+    if proved and (certificate is None or certificate.network != network):
+        raise BronetError(
+            f"a proved program must have a certificate of its network, got none in {run.path}; certify it"
+        )
+    classes = certificate.classes if certificate else ()
+    hashed = network["weights_sha256"]
+    done = export_model(load_model(run), path, format=format, classes=classes, weights_sha256=hashed, proved=proved)
+    if proved and certificate is not None:
+        others = tuple(program for program in certificate.programs if program.name != path.name)
+        named = replace(certificate, programs=(*others, ProgramFile(name=path.name, sha256=file_hash(path))))
+        replace_text(facts, json.dumps(named.sealed(), indent=2) + "\n")
+    return done
+
+
+def verify_programs(run: RunFolder | Path | str) -> list[Path]:
+    """Confirm the programs that a run's certificate names, and return those that are there; raise where one differs.
+
+    They have the bytes that are named, the operations of a proof made now, and its numbers up to the rounding of
+    another machine.
+    """
+    run = open_run(run)
+    named = read_certificate(run.certificate(run.certified_split()).facts).programs
+    there = {program: run.path / program.name for program in named if (run.path / program.name).is_file()}
+    network = prove(load_model(run)) if there else None
+    for program, path in there.items():
+        check_same(program.name, file_hash(path), program.sha256)
+        assert network is not None
+        format = Format.TORCH if path.suffix == Format.TORCH.suffix else Format.ONNX
+        with TemporaryDirectory() as folder:
+            again = Path(folder) / path.name
+            facts = files.ExportFacts.of(network, classes=(), weights_sha256="", proved=True)
+            _write(again, format, proved_program(network), facts, weights=again.with_suffix(".data"))
+            (operations, numbers), (wanted, expected) = files.content_of(path, format), files.content_of(again, format)
+        check_same(f"operations of {program.name}", operations == wanted and numbers.keys() == expected.keys(), True)
+        for name, number in numbers.items():
+            same = number.shape == expected[name].shape and torch.allclose(number, expected[name], rtol=1e-9, atol=0)
+            check_same(f"{name} of {program.name}", same, True)
+    return list(there.values())
 
 
 @torch.no_grad()
 def export_model(
-    model: CertifiableModel,
+    model: nn.Module,
     path: Path | str,
     *,
+    image_shape: tuple[int, ...] | None = None,
     format: Format = Format.ONNX,
     classes: Sequence[str] = (),
     weights_sha256: str | None = None,
+    proved: bool = False,
 ) -> Exported:
-    """Write a model's float32 evaluation forward as a file for any number of images; the model is not changed.
+    """Write a model's float32 evaluation forward, or the program of its proof, as a file for any number of images.
 
     Guaranteed: the file was run on the CPU before it got its final name, and its logits are those of the model's
     float32 forward up to rounding; its gap matrix is an upper bound for the float64 network (`prove(model)`). Not
-    guaranteed: that a radius from its float32 logits covers their rounding (docs/export.md).
+    guaranteed: that a radius from its float32 logits covers their rounding (docs/export.md). With `proved` the file
+    holds the operations and the numbers of that network, which a certificate speaks of.
     """
     path = Path(path)
     if path.suffix != format.suffix:
         raise BronetError(f"a file of format {format} must end in {format.suffix}, got {path}")
     if format is Format.ONNX:
         files.require_onnx()
-    model = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()
-    network = prove(model)
-    facts = files.ExportFacts.of(
-        network,
-        classes=classes or [str(number) for number in range(model.head.classes)],
-        weights_sha256=weights_sha256 or _weights_hash(model),
-    )
-    program = frozen_program(model)
+    model = copy.deepcopy(model).to(device="cpu").eval()
+    model = model if proved else model.to(dtype=torch.float32)
+    network = prove(model, image_shape)
+    hashed = weights_sha256 or _weights_hash(model)
+    facts = files.ExportFacts.of(network, classes=classes, weights_sha256=hashed, proved=proved)
+    program = proved_program(network) if proved else frozen_program(model, network.image_shape)
     weights = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")  # of a file that cannot hold them
     was_there = weights.exists()
     measured: list[tuple[float, float]] = []
 
     def write_and_run(temporary: Path) -> None:
-        if format is Format.ONNX:
-            runner = files.write_onnx(temporary, program, facts, weights=weights)
-        else:
-            runner = files.write_torch(temporary, program, facts)
-        measured.append(_differences(runner, model, network))
+        runner = _write(temporary, format, program, facts, weights=weights)
+        measured.append(_differences(runner, model.float(), network, torch.float64 if proved else torch.float32))
 
     try:
         replace_file(path, write_and_run)
@@ -105,26 +147,41 @@ def export_model(
     return Exported(path, facts, sum(_BATCHES), *measured[0])
 
 
-def _differences(runner: files.Runner, model: CertifiableModel, network: ProvedNetwork) -> tuple[float, float]:
-    """Return the largest differences of the file's logits from the model's, in float32 and float64; raise if large."""
+def _write(
+    path: Path, format: Format, program: ExportedProgram, facts: files.ExportFacts, *, weights: Path
+) -> files.Runner:
+    if format is Format.ONNX:
+        return files.write_onnx(path, program, facts, weights=weights)
+    return files.write_torch(path, program, facts)
+
+
+def _differences(
+    runner: files.Runner, model: nn.Module, network: ProvedNetwork, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Return the largest differences of the file's logits from the model's, in float32 and float64.
+
+    Raise if those from the logits in the file's own dtype are large.
+    """
     generator = torch.Generator().manual_seed(0)
-    float32 = float64 = largest = 0.0
+    found = {torch.float32: 0.0, torch.float64: 0.0}
+    largest = 1.0
     with frozen(model):
         for count in _BATCHES:
-            images = torch.rand(count, *model.image_shape, generator=generator)
-            logits, expected = runner(images), model(images)
+            images = torch.rand(count, *network.image_shape, generator=generator)
+            logits, expected = runner(images.to(dtype)).double(), model(images).double()
             largest = max(largest, float(expected.abs().max()))
-            float32 = max(float32, float((logits - expected).abs().max()))
-            float64 = max(float64, float((logits.double() - network.logits(images)).abs().max()))
-    if not float32 <= _LARGEST_DIFFERENCE * max(1.0, largest):
+            found[torch.float32] = max(found[torch.float32], float((logits - expected).abs().max()))
+            exact = network.logits(images)
+            found[torch.float64] = max(found[torch.float64], float((logits - exact).abs().max()))
+    if not found[dtype] <= _LARGEST_DIFFERENCE[dtype] * largest:
         raise BronetError(
-            f"logits of the exported file must be within {_LARGEST_DIFFERENCE:g} of the model's, relative to the "
-            f"largest, {largest:.3g}; they differ by {float32:.3g}, so nothing was written"
+            f"logits of the exported file must be within {_LARGEST_DIFFERENCE[dtype]:g} of the model's, relative to "
+            f"the largest, {largest:.3g}; they differ by {found[dtype]:.3g}, so nothing was written"
         )
-    return float32, float64
+    return found[torch.float32], found[torch.float64]
 
 
-def _weights_hash(model: CertifiableModel) -> str:
+def _weights_hash(model: nn.Module) -> str:
     """Return a hash over the names and numbers of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():

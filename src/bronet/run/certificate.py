@@ -116,6 +116,18 @@ class SoundnessCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramFile:
+    """An exported file of the program that the certificate speaks of, beside it."""
+
+    name: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise BronetError(f"name of a program must be that of a file beside the certificate, got {self.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CertificateFile:
     """The content of certificate.json, in its order; the seal is added where it is written."""
 
@@ -138,6 +150,7 @@ class CertificateFile:
     images_sha256: str
     rows_sha256: str
     targeted_sha256: str | None = None
+    programs: tuple[ProgramFile, ...] = ()
 
     def __post_init__(self) -> None:
         for key, count in (("images", self.images), ("pixels", self.pixels)):
@@ -158,6 +171,8 @@ class CertificateFile:
                 del layer["remark"]
         if self.targeted_sha256 is None:
             del plain["targeted_sha256"]
+        if not self.programs:
+            del plain["programs"]
         return sealed(plain)
 
 

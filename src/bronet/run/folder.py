@@ -120,9 +120,9 @@ class RunFolder:
         """Return the files of every attack that was begun."""
         return [AttackFiles(path.with_suffix(".csv"), path) for path in sorted(self.path.glob("attack-*.json"))]
 
-    def exported(self, format: Format) -> Path:
-        """Return the name of the exported network of a format."""
-        return self.path / f"model{format.suffix}"
+    def exported(self, format: Format, *, proved: bool = False) -> Path:
+        """Return the name of the exported network of a format, or that of the program of its proof."""
+        return self.path / f"{'proved' if proved else 'model'}{format.suffix}"
 
     def evidence(self) -> list[Path]:
         """Return the files from which tables are computed: recipe, log, record, certificates and attacks."""
@@ -139,8 +139,8 @@ class RunFolder:
             self.weights,
             self.best_weights,
             self.tracking,
-            *(self.exported(format) for format in Format),
-            *self.path.glob("model-*.data"),
+            *(self.exported(format, proved=proved) for format in Format for proved in (False, True)),
+            *(path for stem in ("model", "proved") for path in self.path.glob(f"{stem}-*.data")),
             *self.path.glob(".*.parts"),
             self.report,
         ]
