@@ -125,7 +125,7 @@ def test_autoattack_through_the_file_breaks_no_radius(copy: Path) -> None:
     run = open_run(copy)
     program = torch.export.load(export_run(run, format=Format.TORCH, proved=True).path).module()
     session = onnxruntime.InferenceSession(copy / "proved.onnx")
-    rows = [row for row in read_certificate_rows(run.certificate().rows) if row.correct and row.radius > 0][:5]
+    rows = [row for row in read_certificate_rows(run.certificate().rows) if row.correct and row.radius > 0][:2]
     images = images_of(run).pixels(torch.tensor([row.index for row in rows]), dtype=torch.float64)
     labels = torch.tensor([row.label for row in rows])
 
@@ -136,8 +136,6 @@ def test_autoattack_through_the_file_breaks_no_radius(copy: Path) -> None:
         return torch.from_numpy(session.run(["logits"], {"images": pixels.numpy()})[0])
 
     for row, image, label in zip(rows, images.split(1), labels.split(1), strict=True):
-        for eps, inside in ((row.radius, True), (20 * row.radius, False)):
-            found = autoattack(in_float32, image.float(), label, classes=10, norm="l2", eps=eps, seed=0)
-            verdict = judge(in_onnxruntime, image, found, norm="l2", eps=eps)
-            assert not inside or int(verdict.prediction) == row.prediction
+        found = autoattack(in_float32, image.float(), label, classes=10, norm="l2", eps=row.radius, seed=0)
+        assert int(judge(in_onnxruntime, image, found, norm="l2", eps=row.radius).prediction) == row.prediction
     assert verify_programs(copy) == [copy / "proved.onnx", copy / "proved.pt2"]
