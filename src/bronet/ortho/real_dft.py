@@ -165,8 +165,23 @@ def kernel_basis(
 
     The first tap lies at `corner`.
     """
-    angle = _angles(grid, frequencies(grid, dense=dense), _pixels(taps, corner))
-    return torch.cat((angle.cos(), -angle.sin())).to(device=device, dtype=dtype)
+    return _basis(grid, frequencies(grid, dense=dense), taps, corner).to(device=device, dtype=dtype)
+
+
+@memoized(64)
+def half_basis(
+    grid: tuple[int, int], taps: tuple[int, int], *, dtype: torch.dtype, device: torch.device, corner: tuple[int, int]
+) -> Float[Tensor, "two_f taps"]:
+    """Return the matrix that takes taps to the frequencies of `torch.fft.rfft2` on the grid, otherwise as above."""
+    freq = torch.cartesian_prod(torch.arange(grid[0]), torch.arange(grid[1] // 2 + 1))
+    return _basis(grid, freq, taps, corner).to(device=device, dtype=dtype)
+
+
+def _basis(
+    grid: tuple[int, int], freq: Int[Tensor, "f 2"], taps: tuple[int, int], corner: tuple[int, int]
+) -> Float[Tensor, "two_f taps"]:
+    angle = _angles(grid, freq, _pixels(taps, corner))
+    return torch.cat((angle.cos(), -angle.sin()))
 
 
 def _dense(window: Window) -> DenseDFT:

@@ -1,0 +1,205 @@
+"""What evaluation keeps of a BRO convolution, and how it is applied: the form with the least work for the shapes.
+
+A GPU keeps the factor Q. A CPU has four forms to choose from by a count of operations and of the bytes of weights read:
+the factor; the two convolutions of `bro_in_space`, cheap where n is small; the matrix W of every frequency, cheap where
+the image is small and n is not; and one matrix from all pixels to all pixels, for images of very few pixels. A product
+with few columns takes five times as long as the same product written with few rows, so small batches are rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
+from bronet.ortho.bro_in_space import SpatialFactors, fits, reflect_in_space, spatial_factors
+from bronet.ortho.real_dft import frequencies
+from bronet.ortho.spectrum import rows_of_channels
+
+# Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
+# transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
+_PRODUCT, _CONVOLUTION, _TRANSFORM, _BYTE = 0.02, 0.009, 0.3, 0.03
+_FLOAT, _COMPLEX = 4, 8
+_FEW_IMAGES = 15
+
+Weights = tuple[Tensor, ...]
+
+
+class Shapes(NamedTuple):
+    """The sizes that the work depends on, besides the grid: images, channels, n and the taps per axis."""
+
+    images: int
+    c_in: int
+    c_out: int
+    rank: int
+    taps: int
+
+
+@dataclass(frozen=True)
+class Form(ABC):
+    """A way to evaluate; forms that compare equal share their weights."""
+
+    geometry: Geometry
+
+    @abstractmethod
+    def derive(self, V: Float[Tensor, "c n k k"], c_in: int) -> Weights:
+        """Return what is kept, in V's precision."""
+
+    @abstractmethod
+    def apply(self, x: Float[Tensor, "b c_in h w"], weights: Weights) -> Float[Tensor, "b c_out h_out w_out"]:
+        """Return the convolution of x."""
+
+    @abstractmethod
+    def cost(self, shapes: Shapes) -> float:
+        """Return about how many nanoseconds it takes on one core."""
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the image."""
+        return torch.Size(self.geometry.windows.source.size).numel()
+
+    @property
+    def frequencies(self) -> int:
+        """How many frequencies the form computes with."""
+        return len(frequencies(self.geometry.windows.source.grid, dense=self.geometry.dense))
+
+    def transform_cost(self, shapes: Shapes) -> float:
+        """Return the cost of D and D' as products, by the height and then by the width unless D is dense."""
+        (h, w), f = self.geometry.windows.source.size, self.frequencies
+        rows = 2 * f * self.pixels if self.geometry.dense else 2 * f * (w + 2 * h)
+        return _PRODUCT * rows * (shapes.c_in + shapes.c_out) * shapes.images
+
+
+@dataclass(frozen=True)
+class ByFactor(Form):
+    """D'(u - 2 Q Q'u) with u = D x."""
+
+    def derive(self, V: Tensor, c_in: int) -> Weights:
+        return (reflector_factor(V, self.geometry),)
+
+    def apply(self, x: Tensor, weights: Weights) -> Tensor:
+        return images_of(apply_factor(pixels_of(x), weights[0], self.geometry), self.geometry)
+
+    def cost(self, shapes: Shapes) -> float:
+        entries = 4 * self.frequencies * (shapes.c_in + shapes.c_out) * shapes.rank
+        return self.transform_cost(shapes) + entries * (_PRODUCT * shapes.images + 2 * _FLOAT * _BYTE)
+
+
+@dataclass(frozen=True)
+class InSpace(Form):
+    """E x - 2 V S^-1 V* x with V and V* as convolutions."""
+
+    def derive(self, V: Tensor, c_in: int) -> Weights:
+        return spatial_factors(V, self.geometry)
+
+    def apply(self, x: Tensor, weights: Weights) -> Tensor:
+        return reflect_in_space(x, SpatialFactors(*weights), self.geometry)
+
+    def cost(self, shapes: Shapes) -> float:
+        H, W = self.geometry.windows.source.grid
+        n, f = shapes.rank, H * (W // 2 + 1)
+        taps = shapes.taps**2 * n
+        convolutions = taps * (shapes.c_in * H * W + shapes.c_out * self.pixels) * _CONVOLUTION
+        transforms = 2 * H * W * (H * W).bit_length() * n * _TRANSFORM
+        work = convolutions + transforms + 4 * f * n**2 * _PRODUCT
+        weights = taps * (shapes.c_in + shapes.c_out) * _FLOAT + f * n**2 * _COMPLEX
+        return work * shapes.images + weights * _BYTE
+
+
+@dataclass(frozen=True)
+class ByFrequency(Form):
+    """D' W D with the matrix W of every frequency; for few images as rows, and then without the zeros of its copies."""
+
+    few: bool
+
+    def derive(self, V: Tensor, c_in: int) -> Weights:
+        W = frequency_matrices(V, c_in, self.geometry)
+        return (W[..., :c_in].mT.contiguous() if self.few else W,)
+
+    def apply(self, x: Tensor, weights: Weights) -> Tensor:
+        pixels = pixels_of(x)
+        source, target = self.geometry.bases(pixels)
+        u, (W,) = source.analysis(pixels), weights
+        v = _complex_rows(u, W) if self.few else W @ u
+        return images_of(target.synthesis(v), self.geometry)
+
+    def cost(self, shapes: Shapes) -> float:
+        entries = self.frequencies * shapes.c_in * shapes.c_out
+        weights = entries * (_COMPLEX if self.few else 2 * _COMPLEX) * _BYTE
+        return self.transform_cost(shapes) + 4 * entries * shapes.images * _PRODUCT + weights
+
+
+@dataclass(frozen=True)
+class ByPixels(Form):
+    """One matrix from (pixel, channel) to (pixel, channel)."""
+
+    def derive(self, V: Tensor, c_in: int) -> Weights:
+        W = frequency_matrices(V, c_in, self.geometry)
+        source, target = (basis.factors()[0].unflatten(0, (-1, 2)) for basis in self.geometry.bases(W))
+        blocks = W.unflatten(2, (2, c_in)).unflatten(1, (2, -1))
+        M = torch.einsum("frp,froq->poq", target, torch.einsum("frosi,fsq->froqi", blocks, source).flatten(3))
+        return (M.flatten(0, 1),)
+
+    def apply(self, x: Tensor, weights: Weights) -> Tensor:
+        (M,), columns = weights, pixels_of(x).flatten(0, 1)
+        y = (columns.mT @ M.mT).mT if columns.shape[1] <= _FEW_IMAGES else M @ columns
+        return images_of(y.contiguous().view(-1, self.geometry.c_out, y.shape[1]), self.geometry)
+
+    def cost(self, shapes: Shapes) -> float:
+        entries = self.pixels**2 * shapes.c_in * shapes.c_out
+        return entries * (_PRODUCT * shapes.images + _FLOAT * _BYTE)
+
+
+def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry) -> Form:
+    """Return the form for images like x; the same for the same shapes on every machine."""
+    if x.device.type != "cpu":
+        return ByFactor(geometry)
+    shapes = Shapes(*x.shape[:2], geometry.c_out, *V.shape[1:3])
+    return min(_forms(geometry, shapes, (V.shape[2], V.shape[3])), key=lambda form: form.cost(shapes))
+
+
+def trains_in_space(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry) -> bool:
+    """Whether a training step on images like x takes less time with the two convolutions than with real blocks.
+
+    A step is about three evaluations, and S of an autocorrelation with its gradient, or of real blocks twice as large.
+    """
+    c, n, k, _ = V.shape
+    if x.device.type != "cpu" or not fits(geometry, (k, k)):
+        return False
+    shapes, space, factor = Shapes(*x.shape[:2], geometry.c_out, n, k), InSpace(geometry), ByFactor(geometry)
+    f, pairs = factor.frequencies, (k * k * n) ** 2 * c
+    transform = _PRODUCT * (2 * pairs + 4 * f * n**3)
+    real_transform = _PRODUCT * (min(pairs, 4 * f * c * n**2) + 8 * f * n**3)
+    return 3 * space.cost(shapes) + transform < 5 * factor.cost(shapes) + real_transform
+
+
+def _forms(geometry: Geometry, shapes: Shapes, taps: tuple[int, int]) -> Iterator[Form]:
+    yield ByFactor(geometry)
+    yield ByFrequency(dense := replace(geometry, dense=True), shapes.images <= _FEW_IMAGES)
+    if geometry.windows.source == geometry.windows.target:
+        yield ByPixels(dense)
+    if fits(geometry, taps):
+        yield InSpace(geometry)
+
+
+def frequency_matrices(V: Float[Tensor, "c n k k"], c_in: int, geometry: Geometry) -> Float[Tensor, "f two_out two_in"]:
+    """Return E - 2 Q Q' at every frequency, as real blocks [[Re W, -Im W], [Im W, Re W]]."""
+    Q = reflector_factor(V, geometry)
+    W = rows_of_channels(Q, geometry.c_out) @ rows_of_channels(Q, c_in).mT
+    blocks = W.mul_(-2).unflatten(2, (2, c_in)).unflatten(1, (2, -1))
+    for part in (0, 1):
+        blocks[:, part, :, part].diagonal(dim1=1, dim2=2).add_(1)
+    return W
+
+
+def _complex_rows(u: Float[Tensor, "f two_in b"], W: Float[Tensor, "f c_in two_out"]) -> Float[Tensor, "f two_out b"]:
+    """Return W u for W given as (Re W, Im W) transposed, side by side."""
+    f, b = len(u), u.shape[2]
+    rows = u.unflatten(1, (2, -1)).mT.reshape(f, 2 * b, -1)
+    re, im = (rows @ W).view(f, 2, b, 2, -1).unbind(1)
+    v = torch.stack((re[:, :, 0] - im[:, :, 1], re[:, :, 1] + im[:, :, 0]), dim=1)
+    return v.mT.flatten(1, 2)
