@@ -7,7 +7,6 @@ from torch.testing import assert_close
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
-    _Reflection,
     apply_factor,
     images_of,
     pixels_of,
@@ -64,7 +63,7 @@ def test_real_form_equals_textbook_form(
     x, V = draw(2, c_in, *size).requires_grad_(), draw(max(c_in, c_out), 2, k, k, seed=1).requires_grad_()
     windows = Windows.of(size, k // 2, keep_padding=keep)
     geometry = Geometry(windows, c_out, RIDGE, dense)
-    y = images_of(_Reflection.apply(pixels_of(x), V, None, geometry), geometry)
+    y = reflect_images(x, V, geometry)
     expected = textbook_bro_convolution(x, V, c_out=c_out, keep_padding=keep, ridge=RIDGE)
     blocks = spectrum_blocks(unit_scaled(V.detach()), windows.source.grid, dense=dense)
     condition = float(torch.linalg.cond(blocks).max()) ** 2
@@ -81,8 +80,8 @@ def test_real_form_equals_textbook_form(
 def test_kept_factors_give_the_same_function_and_gradient_of_the_input(dense: bool) -> None:
     x, V = draw(2, 3, 5, 4).requires_grad_(), draw(6, 2, 3, 3, seed=1)
     geometry = Geometry(Windows.of((5, 4), 1, keep_padding=True), 6, RIDGE, dense)
-    direct = _Reflection.apply(pixels_of(x), V, None, geometry)
-    kept = apply_factor(pixels_of(x), reflector_factor(V, geometry), geometry)
+    direct = reflect_images(x, V, geometry)
+    kept = images_of(apply_factor(pixels_of(x), reflector_factor(V, geometry), geometry), geometry.windows.target)
     assert_close(kept, direct)
     g = draw(*direct.shape, seed=2)
     assert_close(torch.autograd.grad((kept * g).sum(), x), torch.autograd.grad((direct * g).sum(), x))

@@ -48,14 +48,15 @@ def proved_program(network: ProvedNetwork) -> ExportedProgram:
 def frozen_program(model: nn.Module, image_shape: tuple[int, ...]) -> ExportedProgram:
     """Return the evaluation forward of a model as a graph for any number of images, in the dtype of its weights.
 
-    Guaranteed: the same operations on the same numbers as the model's forward inside `frozen`, on the same device.
+    Guaranteed: the same operations on the same numbers as the model's forward inside `frozen(model, portable=True)`, on
+    the same device.
     """
     parameter = next(model.parameters())
     images = torch.rand(_TRACED_IMAGES, *image_shape, device=parameter.device, dtype=parameter.dtype)
     was_training = model.training
     model.eval()
     try:
-        with frozen(model):
+        with frozen(model, portable=True):
             model(images)  # derives the weights, and fills the caches of what they are multiplied with
             return _folded(model, images)
     finally:

@@ -36,33 +36,39 @@ class _Sorted(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim=-2)
+    def forward(a: Tensor, b: Tensor, dim: int) -> Tensor:
+        return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim=dim)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor], _output: Tensor) -> None:  # type: ignore[no-untyped-def, override]
-        a, b = inputs
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int], _output: Tensor) -> None:  # type: ignore[no-untyped-def, override]
+        a, b, ctx.dim = inputs
         ctx.save_for_backward(b > a)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def, override]
         (swapped,) = ctx.saved_tensors
-        greater, less = grads[0].chunk(2, dim=-2)
-        return torch.where(swapped, less, greater), torch.where(swapped, greater, less)
+        greater, less = grads[0].chunk(2, dim=ctx.dim)
+        return torch.where(swapped, less, greater), torch.where(swapped, greater, less), None
 
 
 def max_min(x: Tensor) -> Tensor:
-    """Return the larger numbers of all channel pairs, then the smaller ones."""
-    a, b = _halves(x)
-    differentiated = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return batch_first(_Sorted.apply(a, b) if differentiated else _Sorted.forward(a, b))
+    """Return the larger numbers of all channel pairs, then the smaller ones; the memory order is (..., c, b)."""
+    return batch_first(_sorted(*_halves(x), dim=-2))
+
+
+def _sorted(a: Tensor, b: Tensor, *, dim: int) -> Tensor:
+    differentiated = a.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return _Sorted.apply(a, b, dim) if differentiated else _Sorted.forward(a, b, dim)
 
 
 class MaxMin(OneLipschitz):
     """(a, b) -> (max(a, b), min(a, b)); a permutation of each pair, so nothing is lost and nothing is rounded."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return max_min(x)
+        a, b = _halves(x)
+        if x.device.type != "cpu" or batch_last(x).is_contiguous():
+            return batch_first(_sorted(a, b, dim=-2))
+        return _sorted(*x.chunk(2, dim=1), dim=1)  # in the memory order that x has
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return exact(max_min, shape)

@@ -69,6 +69,7 @@ class DerivedLayer(LipschitzLayer, Generic[K, T]):
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[K, tuple[Hashable, T]] | None = None
+        self.portable = False  # inside `frozen`: whether the weights must suit every batch, in plain products
 
     @abstractmethod
     def derive(self, key: K) -> T:
@@ -108,22 +109,24 @@ class DerivedLayer(LipschitzLayer, Generic[K, T]):
 
 
 @contextmanager
-def frozen(module: nn.Module) -> Iterator[nn.Module]:
+def frozen(module: nn.Module, *, portable: bool = False) -> Iterator[nn.Module]:
     """Keep derived weights while inside: for evaluation, where many batches share the same parameters.
 
     No gradient reaches the parameters inside. The kept weights are dropped at the end, and recomputed within if a
     parameter is loaded, stepped or moved. What is written through `parameter.data`, which torch does not count as a
-    change, goes unseen.
+    change, goes unseen. On a CPU layers keep what is fastest for their shapes; with `portable` the same for every
+    batch, applied in real products alone: what can be exported.
     """
     layers = [m for m in module.modules() if isinstance(m, DerivedLayer)]
-    outer = [layer._kept for layer in layers]
+    outer = [(layer._kept, layer.portable) for layer in layers]
     for layer in layers:
-        layer._kept = {} if layer._kept is None else layer._kept
+        layer._kept = {} if layer._kept is None or portable != layer.portable else layer._kept
+        layer.portable = portable
     try:
         yield module
     finally:
-        for layer, kept in zip(layers, outer, strict=True):
-            layer._kept = kept
+        for layer, (kept, was_portable) in zip(layers, outer, strict=True):
+            layer._kept, layer.portable = kept, was_portable
 
 
 def without_autocast(device: str) -> AbstractContextManager[None]:
@@ -190,6 +193,17 @@ def checked_shape(shape: Sequence[int], name: str = "input_shape") -> tuple[int,
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         raise BronetError(f"{name} must be sizes of at least 1, such as (3, 32, 32), got {shape!r}")
     return sizes
+
+
+# Up to so many images a CPU multiplies them as rows: a product with few columns takes five times as long.
+FEW_IMAGES = 15
+
+
+def product(W: Tensor, x: Tensor) -> Tensor:
+    """Return W applied to dimension 1 of x."""
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and len(x) <= FEW_IMAGES:
+        return (x.movedim(1, -1) @ W.mT).movedim(-1, 1)
+    return batch_first(W @ batch_last(x))
 
 
 def batch_last(x: Tensor) -> Tensor:

@@ -20,14 +20,14 @@ from bronet.layers.execution import Inversion, ReflectorLayer
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
-    apply_factor,
     embed_image,
     images_of,
     pixels_of,
     reflect_images,
-    reflector_factor,
     reflector_inverses,
 )
+from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, trains_in_space
+from bronet.ortho.bro_in_space import SpatialReflection
 from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
@@ -50,7 +50,16 @@ class _GridInversion(Inversion):
         return reflector_inverses(kernels, self.geometry, dtype=self.dtype)
 
 
-class BROConv2d(Convolution[_GridInversion, Tensor], ReflectorLayer[_GridInversion, Tensor]):
+@dataclass(frozen=True)
+class _Key:
+    """The form of evaluation, the precision of its factorisations and that of its products."""
+
+    form: Form
+    precision: torch.dtype
+    dtype: torch.dtype
+
+
+class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
@@ -78,17 +87,23 @@ class BROConv2d(Convolution[_GridInversion, Tensor], ReflectorLayer[_GridInversi
         """Return the kernel that is reflected, computed in this precision."""
         return with_residual(self.weight.to(dtype), self.residual)
 
-    def derive(self, key: _GridInversion) -> Tensor:
-        return reflector_factor(self.V(key.precision), key.geometry, dtype=key.dtype)
+    def derive(self, key: _Key) -> Weights:
+        weights = key.form.derive(self.V(key.precision), self.inner_channels)
+        return tuple(part if part.is_complex() else part.to(key.dtype) for part in weights)
 
     def convolve(self, x: Tensor) -> Tensor:
         x = to_autocast(x)
         with without_autocast(x.device.type):
             windows = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=self.keep_padding)
             geometry = Geometry(windows, self.out_channels, self.ridge, is_dense(windows.source.grid, x.device))
-            inversion = _GridInversion(self.weight.shape, self.precision_for(x), x.dtype, geometry)
+            precision = self.precision_for(x)
             if self.keeps_derived:
-                return images_of(apply_factor(pixels_of(x), self.derived(inversion), geometry), geometry)
+                form = ByFactor(geometry) if self.portable else evaluation_form(x, self.weight, geometry)
+                return form.apply(x, self.derived(_Key(form, precision, x.dtype)))
+            if trains_in_space(x, self.weight, geometry):
+                y: Tensor = SpatialReflection.apply(x, self.V(precision), geometry)
+                return y
+            inversion = _GridInversion(self.weight.shape, precision, x.dtype, geometry)
             return reflect_images(x, self.V(inversion.precision), geometry, inverse=self.inverse_for(inversion))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
@@ -110,7 +125,7 @@ class BROConv2d(Convolution[_GridInversion, Tensor], ReflectorLayer[_GridInversi
         def apply(x: Tensor) -> Tensor:
             pixels = pixels_of(x)
             v = frame.target.synthesis(Q_out @ (Q_in.mT @ frame.source.analysis(pixels)))
-            return images_of(embed_image(pixels, geometry) - 2 * v, geometry)
+            return images_of(embed_image(pixels, geometry) - 2 * v, windows.target)
 
         bound = reflector_norm(up(Q_norm**2 * frame.norm**2))
         return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, UNDERFLOW)

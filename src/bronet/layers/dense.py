@@ -14,12 +14,14 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from bronet.errors import BronetError
 from bronet.layers.base import (
+    IMAGE_AXES,
     DerivedLayer,
     Device,
     T,
     batch_first,
     batch_last,
     like_input,
+    product,
     reflected_rank,
     require_channels,
     require_counts,
@@ -30,7 +32,8 @@ from bronet.layers.base import (
 )
 from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
-from bronet.ortho.reflector import dense_inverse, embed_channels, reflect
+from bronet.ortho.memory_order import pixels_first
+from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
 from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
@@ -77,7 +80,7 @@ class _Dense(DerivedLayer[torch.dtype, T]):
         return f"{self.in_features}, {self.out_features}"
 
 
-class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple[Tensor, Tensor]]):
+class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Tensor, ...]]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -101,8 +104,10 @@ class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple
         self.rank, m = reflected_rank(rank, in_features, out_features), max(in_features, out_features)
         self._start_with(torch.empty(m, self.rank, device=device, dtype=dtype), residual_depth)
 
-    def derive(self, key: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return V and (V'V + e I)^-1."""
+    def derive(self, key: torch.dtype) -> tuple[Tensor, ...]:
+        """Return V and (V'V + e I)^-1, on a CPU what takes fewer products, unless the weights must be portable."""
+        if self.weight.device.type == "cpu" and not self.portable:
+            return evaluation_factors(self.V(key), self.in_features, self.out_features, ridge=self.ridge)
         V = unit_scaled(self.V(key))
         return V, dense_inverse(V, ridge=self.ridge)
 
@@ -111,6 +116,9 @@ class BROLinear(_Dense[tuple[Tensor, Tensor]], ReflectorLayer[torch.dtype, tuple
         x = to_autocast(x)
         precision = self.precision_for(x)
         with without_autocast(x.device.type):
+            if self.keeps_derived and x.device.type == "cpu" and not self.portable:
+                rows = (pixels_first(x) if x.ndim == 1 + IMAGE_AXES else x).movedim(1, -1)
+                return evaluate(rows, tuple(factor.to(x.dtype) for factor in self.derived(precision))).movedim(-1, 1)
             if self.keeps_derived:
                 V, inverse = self.derived(precision)
             else:
@@ -161,7 +169,7 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
         W = like_input(self.derived(self.precision_for(x)), x)
-        return batch_first(W @ batch_last(x))
+        return product(W, x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_features, "CholeskyLinear")

@@ -99,6 +99,7 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
         kernel = self.derived(x.dtype)
         if x.is_cuda and kernel[0].numel() <= _FEW_TAPS:
             return convolve_patches(x, kernel, stride=self.stride, padding=self.padding)
+        x = x.contiguous(memory_format=torch.channels_last)  # in which a CPU convolves, and the next layer, too
         return F.conv2d(x, kernel, stride=self.stride, padding=self.padding)
 
     def _checked_padding(self, padding: int | None) -> int:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bronet.ortho.memory_order import batch_last
 from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled
@@ -110,19 +111,20 @@ class _Reflection(torch.autograd.Function):
             (inverse,) = reflector_inverses([V], geometry)
         inverse, scale = inverse.to(x.dtype), scale_of(V)
         A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale)
+        x = pixels_of(x)
         source, target = geometry.bases(x)
         p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
         v = rows_of_channels(A, geometry.c_out) @ p
         ctx.save_for_backward(x, A, inverse, p, scale)
         ctx.taps, ctx.precision = (V.shape[2], V.shape[3]), V.dtype
         ctx.geometry = geometry
-        return target.reflected(embed_image(x, geometry), v, 1)
+        return images_of(target.reflected(embed_image(x, geometry), v, 1), geometry.windows.target)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[no-untyped-def, override]
         x, A, inverse, p, scale = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
-        g = grads[0].contiguous()
+        g = pixels_of(grads[0])
         source, target = geometry.bases(x)
         c, c_in = A.shape[1] // 2, x.shape[1]
         h = target.analysis(g)
@@ -130,6 +132,7 @@ class _Reflection(torch.autograd.Function):
         left = fill_channels(h, c).baddbmm_(A, q, alpha=-1)
         cropped = _moved(g, c_in, geometry.windows.target, geometry.windows.source)
         gx = source.reflected(cropped, rows_of_channels(left, c_in), -1)
+        gx = images_of(gx, geometry.windows.source)
         if not ctx.needs_input_grad[1]:
             return gx, None, None, None
         right = fill_channels(source.analysis(x), c).baddbmm_(A, p, alpha=-1)
@@ -154,17 +157,18 @@ def reflect_images(
     `inverse`, if given, is (A'A + e I)^-1 of this V; the gradient takes its dependence on V into account. The result's
     memory order is (h, w, c, b), as the next layer wants it.
     """
-    return images_of(_Reflection.apply(pixels_of(x), V, inverse, geometry), geometry)
+    y: Tensor = _Reflection.apply(x, V, inverse, geometry)
+    return y
 
 
 def pixels_of(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels c b"]:
     """Return images as (pixel, channel, batch): a view if they already lie so in memory."""
-    return x.permute(2, 3, 1, 0).reshape(-1, x.shape[1], x.shape[0])
+    return batch_last(x).flatten(0, 1)
 
 
-def images_of(y: Float[Tensor, "pixels c b"], geometry: Geometry) -> Float[Tensor, "b c h w"]:
-    """Return (pixel, channel, batch) as images (b, c, h, w): a view."""
-    return y.view(*geometry.windows.target.size, *y.shape[1:]).permute(3, 2, 0, 1)
+def images_of(y: Float[Tensor, "pixels c b"], window: Window) -> Float[Tensor, "b c h w"]:
+    """Return (pixel, channel, batch) as images (b, c, h, w) of a window: a view."""
+    return y.view(*window.size, *y.shape[1:]).permute(3, 2, 0, 1)
 
 
 def embed_image(x: Float[Tensor, "pixels c_in b"], geometry: Geometry) -> Float[Tensor, "pixels_out c_out b"]:

@@ -82,7 +82,7 @@ class ByFactor(Form):
         return (reflector_factor(V, self.geometry),)
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
-        return images_of(apply_factor(pixels_of(x), weights[0], self.geometry), self.geometry)
+        return images_of(apply_factor(pixels_of(x), weights[0], self.geometry), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:
         entries = 4 * self.frequencies * (shapes.c_in + shapes.c_out) * shapes.rank
@@ -125,7 +125,7 @@ class ByFrequency(Form):
         source, target = self.geometry.bases(pixels)
         u, (W,) = source.analysis(pixels), weights
         v = _complex_rows(u, W) if self.few else W @ u
-        return images_of(target.synthesis(v), self.geometry)
+        return images_of(target.synthesis(v), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:
         entries = self.frequencies * shapes.c_in * shapes.c_out
@@ -147,7 +147,7 @@ class ByPixels(Form):
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
         (M,), columns = weights, pixels_of(x).flatten(0, 1)
         y = (columns.mT @ M.mT).mT if columns.shape[1] <= _FEW_IMAGES else M @ columns
-        return images_of(y.contiguous().view(-1, self.geometry.c_out, y.shape[1]), self.geometry)
+        return images_of(y.contiguous().view(-1, self.geometry.c_out, y.shape[1]), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:
         entries = self.pixels**2 * shapes.c_in * shapes.c_out
@@ -158,7 +158,7 @@ def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
     """Return the form for images like x; the same for the same shapes on every machine."""
     if x.device.type != "cpu":
         return ByFactor(geometry)
-    shapes = Shapes(*x.shape[:2], geometry.c_out, *V.shape[1:3])
+    shapes = Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2])
     return min(_forms(geometry, shapes, (V.shape[2], V.shape[3])), key=lambda form: form.cost(shapes))
 
 
@@ -170,7 +170,7 @@ def trains_in_space(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
     c, n, k, _ = V.shape
     if x.device.type != "cpu" or not fits(geometry, (k, k)):
         return False
-    shapes, space, factor = Shapes(*x.shape[:2], geometry.c_out, n, k), InSpace(geometry), ByFactor(geometry)
+    shapes, space, factor = Shapes(len(x), x.shape[1], geometry.c_out, n, k), InSpace(geometry), ByFactor(geometry)
     f, pairs = factor.frequencies, (k * k * n) ** 2 * c
     transform = _PRODUCT * (2 * pairs + 4 * f * n**3)
     real_transform = _PRODUCT * (min(pairs, 4 * f * c * n**2) + 8 * f * n**3)

@@ -19,6 +19,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from bronet.ortho.bro_convolution import Geometry
+from bronet.ortho.memory_order import pixels_first
 from bronet.ortho.real_dft import half_basis, memoized
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of
@@ -131,17 +132,3 @@ def _tap_products(g: Tensor, p: Tensor, c: int, k: int) -> Float[Tensor, "c n k 
         g, p, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
     )
     return embed_channels(gradient.flip(-2, -1), c, dim=0)
-
-
-def pixels_first(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-    """Return images in the memory order (b, h, w, c), moved as transposes of matrices, which torch does fastest."""
-    pixels, by_batch = x.permute(0, 2, 3, 1), x.permute(2, 3, 1, 0)
-    if pixels.is_contiguous() or torch.compiler.is_compiling():
-        return x.contiguous(memory_format=torch.channels_last)
-    if by_batch.is_contiguous():
-        moved = by_batch.reshape(-1, len(x)).mT.contiguous().view(pixels.shape)
-    else:
-        moved = x.new_empty(pixels.shape)
-        for image, into in zip(x.flatten(2), moved.flatten(1, 2), strict=True):
-            into.copy_(image.mT)
-    return moved.permute(0, 3, 1, 2)

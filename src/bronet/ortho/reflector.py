@@ -55,6 +55,28 @@ def dense_inverse(V: Float[Tensor, "*batch c n"], *, ridge: float) -> Float[Tens
     return symmetric_inverse(with_ridge(V.mT @ V, ridge))
 
 
+def evaluation_factors(V: Float[Tensor, "c n"], c_in: int, c_out: int, *, ridge: float) -> tuple[Tensor, ...]:
+    """Return what a CPU evaluates the reflector with: W = E - 2 QQ', or the rows of Q where these are fewer numbers.
+
+    They are transposed, for activations as rows: (W',) or (Q_in, Q_out').
+    """
+    V = unit_scaled(V)
+    Q = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(with_ridge(V.mT @ V, ridge)).L, V.mT, upper=False).mT
+    if c_in * c_out > (c_in + c_out) * V.shape[1]:
+        return Q[:c_in].contiguous(), Q[:c_out].mT.contiguous()
+    W = -2 * Q[:c_in] @ Q[:c_out].mT
+    W.diagonal().add_(1)
+    return (W,)
+
+
+def evaluate(rows: Float[Tensor, "*batch c_in"], factors: tuple[Tensor, ...]) -> Float[Tensor, "*batch c_out"]:
+    """Return the reflection of rows for factors of `evaluation_factors`."""
+    if len(factors) == 1:
+        return rows @ factors[0]
+    Q_in, Q_out = factors
+    return embed_channels(rows, Q_out.shape[1], dim=-1) - 2 * (rows @ Q_in @ Q_out)
+
+
 class _DenseReflection(torch.autograd.Function):
     """x, V -> E x - 2 V[:c_out] S^-1 V[:c_in]' x: the backward pass is that of `ortho.bro_convolution` with D = I."""
 
