@@ -240,16 +240,7 @@ class Calling(Residual):
     [
         (Deciding(), "^forward of Deciding must be readable by torch.fx, which says at "),
         (Calling(), "^forward: cumsum at .*test_conversion.py:.* must have a Lipschitz counterpart"),
-        (ending(nn.Conv2d(3, 6, 3, padding=1, groups=3)), "^0: groups of a Conv2d must be 1 to be converted, got 3"),
-        (ending(nn.Conv2d(3, 6, 3, dilation=2)), r"^0: dilation of a Conv2d must be \(1, 1\) to be converted"),
-        (ending(nn.Conv2d(3, 6, 3)), r"^0: .* must keep its output's shape \(6, 14, 14\), but it gives \(6, 16, 16\)"),
-        (ending(nn.Conv2d(3, 6, 3, stride=3)), r"^0: stride 3 of a Conv2d must divide the image"),
-        (ending(nn.Conv2d(3, 6, (3, 5), padding=1)), "^0: kernel_size must be the same along both axes"),
         (ending(nn.ReLU()), "^0: an activation must have an even number of channels, .* got 3; make .* 4 wide"),
-        (ending(nn.MaxPool2d(3, 2)), "^0: windows of a pool must be square and whole"),
-        (ending(nn.AvgPool2d(3, 1, 1)), "^0: windows of a pool must not overlap"),
-        (ending(nn.AdaptiveAvgPool2d(7)), "^0: windows of a pool must be square and whole"),
-        (ending(nn.LayerNorm(16)), r"^0 \(LayerNorm\) must have a Lipschitz counterpart"),
         (
             nn.Sequential(Flatten(), MaxMin(), LastLayerNormalized(768, 2)),
             r"got 2 \(LastLayerNormalized\); bronet.Chain takes bronet's own layers",
@@ -260,6 +251,7 @@ class Calling(Residual):
             nn.Sequential(nn.Linear(16, 2)),
             "^0: a Linear must follow a Flatten to be converted, got activations of shape",
         ),
+        (ending(nn.Softmax(1)), r"^0 \(Softmax\) must have a Lipschitz counterpart"),
         (nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), r"^1 must take activations of shape \(768,\), but it says"),
         (create_model("bronet-digits", dataset="digits"), "^model must be a plain torch model, got BRONet"),
     ],
@@ -269,6 +261,36 @@ def test_what_has_no_counterpart_is_refused_in_one_line(model: nn.Module, messag
     with pytest.raises(BronetError, match=message) as caught:
         convert(model, SHAPE)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(3, 6, 3, padding=1, groups=3),
+        nn.Conv2d(3, 6, 3, dilation=2),
+        nn.Conv2d(3, 6, 3),
+        nn.Conv2d(3, 6, 3, stride=3),
+        nn.Conv2d(3, 6, (3, 5), padding=1, stride=(1, 2)),
+        nn.Conv2d(3, 6, 4, stride=2, padding=1),
+        nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular"),
+        nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1),
+        nn.MaxPool2d(3, 2),
+        nn.AvgPool2d((2, 4)),
+        nn.AdaptiveAvgPool2d(7),
+        nn.Upsample(scale_factor=2),
+        nn.LayerNorm(16),
+        nn.GroupNorm(1, 3),
+        nn.Linear(16, 6),
+    ],
+    ids=str,
+)
+def test_a_counterpart_has_the_shape_of_its_step_and_norm_one(module: nn.Module) -> None:
+    """Whatever does not fit is cut, or zeros are added around it, which raises no constant."""
+    model = convert(ending(module), SHAPE)
+    assert prove(model).lipschitz == pytest.approx(1, rel=1e-5)
+    x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    assert model.eval().layers(x).shape == ending(module)[:2](x).flatten(1).shape
+    assert model(x).std(0).min() > 1e-4
 
 
 def test_shared_weights_are_refused() -> None:

@@ -14,6 +14,7 @@ from bronet.graph import CertifiableModel
 from bronet.layers import BROConv2d, Flatten, LastLayerNormalized, MaxMin, Normalization
 from jacobian import singular_values
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Shape = tuple[int, ...]
 
 

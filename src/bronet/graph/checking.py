@@ -102,7 +102,8 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
     if rounded is not None:
         explanation = f"in real arithmetic only, as the rounding of {rounded} is not known"
         return Checked(layers, total, Verdict.BOUNDED, explanation)
-    return Checked(layers, total, Verdict.CERTIFIABLE, "every layer is proved, with its rounding")
+    note = f"; {graph.note}" if graph.note else ""
+    return Checked(layers, total, Verdict.CERTIFIABLE, f"every layer is proved, with its rounding{note}")
 
 
 def _number(bound: float | None) -> str:

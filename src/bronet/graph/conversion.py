@@ -28,20 +28,20 @@ class Converted(CertifiableModel):
     """What `convert` returns: `layers.code` is its forward up to the head, `changes` says what became of what."""
 
     def __init__(
-        self, image_shape: tuple[int, int, int], layers: fx.GraphModule, head: Head, changes: Sequence[str]
+        self, image_shape: tuple[int, ...], layers: fx.GraphModule, head: Head, changes: Sequence[str]
     ) -> None:
         super().__init__(image_shape)
         self.layers, self.head, self.changes = layers, head, tuple(changes)
 
     @computes_ahead
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
         logits: Tensor = self.head(self.layers(images))
         return logits
 
 
 def convert(
     model: nn.Module,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     *,
     layer: str = "bro",
     mean: Sequence[float] | None = None,
@@ -54,11 +54,12 @@ def convert(
     and kinds of `layer` that are only regularised; each step's output has the shape it had. Not kept: the weights.
 
     Convolutions become `layer` convolutions, linear layers `BROLinear`, the last one `LastLayerNormalized`, activations
-    `MaxMin`, batch norms `Centring` (no division), means over windows `ScaledMeanPool`, sums of two branches a learned
-    `Mix`; dropout goes, and so does a log_softmax at the end, which changes no difference of logits.
+    `MaxMin`, norms `Centring` (no division), means over windows `ScaledMeanPool`, sums of two branches a learned `Mix`;
+    dropout goes, and so does a log_softmax at the end, which changes no difference of logits. Images of another size
+    are cut or framed with zeros.
 
     Args:
-        input_shape: (channel, height, width) of an image with pixels in [0, 1].
+        input_shape: (channel, height, width) of an image with pixels in [0, 1], or (features,) of a vector.
         layer: the kind of convolution, a word of `bronet.layers.CONVOLUTIONS`.
         mean, std: of the normalisation that becomes the first layer; by default 0.5 is subtracted.
         seed: of the new weights.
@@ -153,19 +154,20 @@ class _Conversion:
             self.root[name] = copy.deepcopy(node.meta["value"])
             return self.new.get_attr(name)
         rule, value = RULES.get(node.target), node.meta["value"]
-        stays = not node.meta["of_images"] or node.target in moves.PARTS or not isinstance(value, Tensor)
-        parts = None if stays else self._counterparts(node, tuple(value.shape[1:]))
+        shape = tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
+        stays = node.op != "call_module" and (not shapes_of(node) or node.target in moves.PARTS)
+        parts = None if stays else self._counterparts(node, shape)
         inputs = [self.made[source] for source in node.all_input_nodes]
         if parts is not None:
             for part in parts:
                 inputs = [self._layer(part, name_of(node), *inputs[:1])]
-        elif not stays and rule is linear.add and [value.shape[1:]] * 2 == shapes_of(node):
+        elif not stays and rule is linear.add and [shape] * 2 == shapes_of(node):
             self.changes.append(f"{where(node)}: a sum becomes Mix, (1 - w) x + w y with a learned w")
             inputs = [self._layer(Mix(), name_of(node), *inputs)]
         elif rule in (moves.reshaped, moves.expand):
             # Of sizes only that of the batch may differ from one batch to another.
             method = "expand" if rule is moves.expand else "reshape"
-            inputs = [self.new.call_method(method, (inputs[0], -1, *value.shape[1:]))]
+            inputs = [self.new.call_method(method, (inputs[0], -1, *shape))]
         elif stays or rule in _KEPT:
             inputs = [self.new.node_copy(node, lambda source: self.made[source])]
         else:
@@ -184,8 +186,9 @@ class _Conversion:
             parts, weights = [copy.deepcopy(own)], {node.target} if any(True for _ in own.parameters()) else set()
         elif counterpart is not None:
             args, settings = map_arg((node.args[1:], node.kwargs), lambda source: source.meta["value"])
+            after = self.made[node.all_input_nodes[0]].meta.get("layer")
             try:
-                parts = counterpart(Step(shape, wanted, self.kind), *args, **settings)
+                parts = counterpart(Step(shape, wanted, self.kind, after), *args, **settings)
             except BronetError as error:
                 raise BronetError(f"{where(node)}: {error}") from None
         if parts is None:
@@ -198,8 +201,7 @@ class _Conversion:
             part.train()
         if shape != wanted:
             raise BronetError(
-                f"{where(node)}: a Lipschitz counterpart of {kind} must keep its output's shape {wanted}, but "
-                f"it gives {shape}; use a padding of half the kernel, and a stride that divides the image"
+                f"{where(node)}: a Lipschitz counterpart of {kind} must keep its output's shape {wanted}, got {shape}"
             )
         if own is None:
             made = ", ".join(type(part).__name__ for part in parts) or "nothing"

@@ -1,13 +1,15 @@
 """The Lipschitz counterparts of torch's functions: what a step of a classifier becomes.
 
-A counterpart takes what the function takes, after the step. What it makes is cut or padded with zeros to the shape that
-the step gives, which raises no constant.
+A counterpart takes what the function takes, after the step. Where its image has another size than the step gives, it is
+cut, or zeros are added around it, which raises no constant.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
@@ -24,16 +26,22 @@ from bronet.layers import (
     PixelUnshuffle,
     create_convolution,
 )
+from bronet.layers.base import OneLipschitz
 from bronet.layers.shape import ScaledMeanPool
+from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a classifier: the shapes of what it takes and gives, and the kind of convolution that is wanted."""
+    """A step of a classifier: the shapes of what it takes and gives, and the kind of convolution that is wanted.
+
+    `after` is the last counterpart of the step before.
+    """
 
     shape: Shape
     wanted: Shape
     kind: str
+    after: nn.Module | None = None
 
 
 class Mix(nn.Module):
@@ -48,6 +56,73 @@ class Mix(nn.Module):
         return (1 - w) * x + w * y
 
 
+class Frame(nn.Module):
+    """Cuts an image, or adds zeros, on all sides alike (`centred`) or at its ends, to another size."""
+
+    def __init__(self, size: Sequence[int], wanted: Sequence[int], *, centred: bool = True) -> None:
+        super().__init__()
+        self.sides: list[int] = []
+        for n, m in zip(reversed(size), reversed(wanted), strict=True):
+            first = (m - n) // 2 if centred else 0
+            self.sides += [first, m - n - first]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.sides)
+
+    def extra_repr(self) -> str:
+        return f"sides={self.sides}"
+
+
+class Phases(nn.Module):
+    """Patches of up x along pixels as channels."""
+
+    def __init__(self, shape: Shape, up: int, along: int) -> None:
+        super().__init__()
+        c, h, w = shape
+        self.apart, self.together = (c, h // up, up, w // along, along), (c * up * along, h // up, w // along)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, *self.apart).permute(0, 1, 3, 5, 2, 4).reshape(-1, *self.together)
+
+
+class LastAxis(nn.Module):
+    """A row of layers on the last axis, where the model has its channels."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x.transpose(1, -1))
+        return y.transpose(1, -1)
+
+
+class RepeatedPixels(OneLipschitz):
+    """Every pixel `factor` x `factor` times, divided by `factor`: a product with unit vectors."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return repeated_pixels(x, self.factor) / self.factor
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        (c, h, w), factor = shape, self.factor
+        apply = lambda x: repeated_pixels(x, factor) / factor  # noqa: E731
+        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), UNDERFLOW)
+
+
+def repeated_pixels(x: Tensor, factor: int) -> Tensor:
+    """Return an image with every pixel factor x factor times."""
+    b, c, h, w = x.shape
+    return x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor).reshape(b, c, h * factor, w * factor)
+
+
+# Layers with weights. Those of a group or between the taps of a dilation are not kept apart: a reflector needs several
+# channels, and has as many weights in a dense kernel.
+
+
 def _convolution(  # noqa: PLR0917
     step: Step,
     weight: Tensor,
@@ -57,20 +132,50 @@ def _convolution(  # noqa: PLR0917
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> list[nn.Module]:
-    for name, value, due in (("groups", groups, 1), ("dilation", pair_of(dilation), (1, 1))):
-        if value != due:
-            raise BronetError(f"{name} of a Conv2d must be {due} to be converted, got {value}")
-    taps, factor = _square("kernel_size", weight.shape[2:]), _square("stride", stride)
-    if any(size % factor for size in step.shape[1:]):
-        raise BronetError(f"stride {factor} of a Conv2d must divide the image to be converted, got {step.shape[1:]}")
-    c_out, c_in = weight.shape[:2]
-    taps = 1 if taps == factor else taps  # a patch is what the pixel unshuffle makes channels of
+    (up, along), taps, c_in = pair_of(stride), max(_taps(weight.shape[2:], dilation)), weight.shape[1] * groups
+    if up == along:
+        made = _to_channels(step, c_in, weight.shape[0], taps, up)
+    else:
+        size = [math.ceil(n / f) for n, f in zip(step.shape[1:], (up, along), strict=True)]
+        inner = Step((c_in * up * along, *size), step.wanted, step.kind)
+        whole = [n * f for n, f in zip(size, (up, along), strict=True)]
+        made = [*_framed(step.shape[1:], whole, centred=False), Phases((c_in, *whole), up, along)]
+        made += _to_channels(inner, c_in * up * along, weight.shape[0], taps, 1)
+    return made if bias is None else [*made, Bias(weight.shape[0])]
+
+
+def _transposed(  # noqa: PLR0917
+    step: Step,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: object = 0,
+    output_padding: object = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> list[nn.Module]:
+    taps, (factor, other) = max(_taps(weight.shape[2:], dilation)), pair_of(stride)
+    if factor != other:
+        raise BronetError(f"stride must be the same along both axes to be converted, got {factor}, {other}")
+    c_out, wanted = weight.shape[1] * groups, step.wanted
+    inner = Step(step.shape, (c_out * factor**2, *step.shape[1:]), step.kind)
+    made = _to_channels(inner, weight.shape[0], c_out * factor**2, 1 if taps == factor else taps, 1)
+    size = [n * factor for n in step.shape[1:]]
+    made += [nn.PixelShuffle(factor), *_framed(size, wanted[1:])]
+    return made if bias is None else [*made, Bias(c_out)]
+
+
+def _to_channels(step: Step, c_in: int, c_out: int, taps: int, factor: int) -> list[nn.Module]:
+    """Return a convolution without bias, framed so that the stride divides the image, and what comes out fits."""
+    size = [factor * math.ceil(n / factor) for n in step.shape[1:]]
+    # Patches of the stride's size become channels; a kernel that is even is made odd behind the stride.
+    taps = 1 if taps == factor else (taps if taps % 2 else taps // factor) // 2 * 2 + 1
     made: list[nn.Module]
     if taps == 1 and step.kind == "bro":
         # The same matrix at every frequency: a dense layer on the channels, without a transform.
-        made = [PixelUnshuffle(factor), BROLinear(c_in * factor**2, c_out)]
+        made = [PixelUnshuffle(factor), BROLinear(c_in * factor**2, c_out)] if c_out > 1 or c_in * factor > 1 else []
     else:
-        conv = create_convolution(step.kind, c_in, c_out, taps, stride=factor, input_size=pair_of(step.shape[1:]))
+        conv = create_convolution(step.kind, c_in, c_out, taps, stride=factor, input_size=pair_of(size))
         if isinstance(conv, BROConv2d):
             # At the identity, its own start, a layer with fewer outputs than inputs drops all but the first inputs, and
             # a network that widens its images before it narrows them can be zero: start at a random orthonormal V.
@@ -78,51 +183,71 @@ def _convolution(  # noqa: PLR0917
             nn.init.zeros_(conv.weight)
             nn.init.orthogonal_(conv.weight.data[:, :, middle, middle])
         made = [conv]
-    return made if bias is None else [*made, Bias(c_out)]
+    before = _framed(step.shape[1:], size, centred=False)
+    return [*before, *made, *_framed([n // factor for n in size], step.wanted[1:])]
+
+
+def _framed(size: Sequence[int], wanted: Sequence[int], *, centred: bool = True) -> list[nn.Module]:
+    return [] if tuple(size) == tuple(wanted) else [Frame(size, wanted, centred=centred)]
+
+
+def _taps(kernel: Sequence[int], dilation: int | Sequence[int]) -> list[int]:
+    return [d * (k - 1) + 1 for k, d in zip(kernel, pair_of(dilation), strict=True)]
 
 
 def _linear(step: Step, weight: Tensor, bias: Tensor | None = None) -> list[nn.Module]:
-    if len(step.shape) != 1:
-        raise BronetError(f"a Linear must follow a Flatten to be converted, got activations of shape {step.shape}")
     c_out, c_in = weight.shape
-    return [BROLinear(c_in, c_out)] if bias is None else [BROLinear(c_in, c_out), Bias(c_out)]
+    made: list[nn.Module] = [BROLinear(c_in, c_out)] if bias is None else [BROLinear(c_in, c_out), Bias(c_out)]
+    return made if len(step.shape) == 1 else [LastAxis(*made)]
+
+
+# Layers without: activations, norms, pools, moves.
 
 
 def _activation(step: Step, *_: object, **__: object) -> list[nn.Module]:
-    channels = step.shape[0]
+    is_last = isinstance(step.after, LastAxis)
+    channels = step.shape[-1 if is_last else 0]
     if channels % 2:
         raise BronetError(
             f"an activation must have an even number of channels, which MaxMin pairs, got {channels}; "
             f"make the layer before it {channels + 1} wide"
         )
-    return [MaxMin()]
+    return [LastAxis(MaxMin()) if is_last else MaxMin()]
+
+
+def _norm(step: Step, first: object = None, *_: object, **__: object) -> list[nn.Module]:
+    """A norm of channels, which are last only where a layer norm is over that axis alone."""
+    is_last = isinstance(first, (tuple, list)) and tuple(first) == step.shape[-1:] and len(step.shape) > 1
+    return [LastAxis(Centring(step.shape[-1]))] if is_last else [Centring(step.shape[0])]
 
 
 def _pool(kind: type[MaxPool] | type[ScaledMeanPool]) -> Callable[..., list[nn.Module]]:
-    """Return the counterpart of a pool: windows that do not overlap, as large as the change of shape asks for."""
+    """Return the counterpart of a pool: windows that do not overlap, about as large as the change of size."""
 
-    def counterpart(step: Step, size: object = 1, *_: object, **__: object) -> list[nn.Module]:
-        windows = {a / b for a, b in zip(step.shape[1:], step.wanted[1:], strict=True)}
-        window = next(iter(windows))
-        if len(windows) > 1 or window != int(window):
-            raise BronetError(
-                f"windows of a pool must be square and whole to be converted, got {step.shape} to {step.wanted}"
-            )
-        if window == 1 and size not in (1, (1, 1), step.shape[1:]):
-            raise BronetError(
-                "windows of a pool must not overlap, but here one starts at every pixel; give it a stride"
-            )
-        return [] if window == 1 else [kind(int(window))]
+    def counterpart(step: Step, *_: object, **__: object) -> list[nn.Module]:
+        size, wanted = step.shape[1:], step.wanted[1:]
+        window = max(1, *(round(n / m) for n, m in zip(size, wanted, strict=True)))
+        return [*_framed(size, [window * m for m in wanted]), *([] if window == 1 else [kind(window)])]
 
     return counterpart
 
 
-def _mean(step: Step, dim: object = None, keepdim: bool = False) -> list[nn.Module] | None:
+def _mean(step: Step, *_: object, **__: object) -> list[nn.Module] | None:
     """The mean over whole images; any other one stays as it is."""
     if len(step.shape) != 3 or step.wanted not in (step.shape[:1], (step.shape[0], 1, 1)):
         return None
-    pooled = _pool(ScaledMeanPool)(Step(step.shape, (step.shape[0], 1, 1), step.kind), step.shape[1:])
+    pooled = _pool(ScaledMeanPool)(Step(step.shape, (step.shape[0], 1, 1), step.kind))
     return [*pooled, Flatten()] if len(step.wanted) == 1 else pooled
+
+
+def _resized(step: Step, *_: object, **__: object) -> list[nn.Module]:
+    factors = {m / n for n, m in zip(step.shape[1:], step.wanted[1:], strict=True)}
+    factor = factors.pop()
+    if factor < 1:
+        return _pool(ScaledMeanPool)(step)
+    if factors or factor != int(factor):
+        raise BronetError(f"a change of size must be by a whole factor, got {step.shape} to {step.wanted}")
+    return [RepeatedPixels(int(factor))]
 
 
 def _flatten(step: Step, *_: object, **__: object) -> list[nn.Module] | None:
@@ -132,23 +257,21 @@ def _flatten(step: Step, *_: object, **__: object) -> list[nn.Module] | None:
     return [Flatten()] if len(step.shape) > 1 else []
 
 
-def _square(name: str, value: int | Sequence[int]) -> int:
-    """Return the common entry of a size along both axes."""
-    first, second = pair_of(value)
-    if first != second:
-        raise BronetError(f"{name} must be the same along both axes to be converted, got {tuple(value)}")  # type: ignore[arg-type]
-    return first
+def _padded(step: Step, pad: Sequence[int], mode: str = "constant", value: object = None) -> list[nn.Module] | None:
+    """Zeros instead of copies, of which a constant would be counted."""
+    return None if mode == "constant" else [nn.ZeroPad2d(tuple(pad))]  # type: ignore[arg-type]
 
 
 COUNTERPARTS: dict[Rule, Callable[..., list[nn.Module] | None]] = {
     linear.conv2d: _convolution,
+    linear.conv_transpose2d: _transposed,
     linear.linear: _linear,
-    linear.batch_norm: lambda step, *_, **__: [Centring(step.shape[0])],
-    linear.avg_pool2d: _pool(ScaledMeanPool),
-    linear.adaptive_avg_pool2d: _pool(ScaledMeanPool),
+    **dict.fromkeys((linear.batch_norm, nonlinear.divides), _norm),
+    **dict.fromkeys((linear.avg_pool2d, linear.adaptive_avg_pool2d), _pool(ScaledMeanPool)),
+    **dict.fromkeys((nonlinear.max_pool2d, nonlinear.adaptive_max_pool2d), _pool(MaxPool)),
     linear.mean: _mean,
-    nonlinear.max_pool2d: _pool(MaxPool),
-    nonlinear.adaptive_max_pool2d: _pool(MaxPool),
+    linear.interpolate: _resized,
+    moves.pad: _padded,
     moves.flatten: _flatten,
     moves.reshaped: _flatten,
     moves.dropout: lambda step, *_, **__: [],
@@ -156,4 +279,4 @@ COUNTERPARTS: dict[Rule, Callable[..., list[nn.Module] | None]] = {
     **dict.fromkeys(nonlinear.ACTIVATIONS, _activation),
 }
 """By the rule of a function; None of a counterpart means that the function stays."""
-KNOWN = "convolutions, linear layers, activations, batch norms, pools, flattening, dropout and Lipschitz layers"
+KNOWN = "convolutions, linear layers, activations, norms, pools, changes of size and shape, dropout, Lipschitz layers"

@@ -15,6 +15,7 @@ from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
+PRODUCT = "multiplies activations by activations"
 _OF_WEIGHTS = "norm of these weights"
 
 
@@ -32,7 +33,9 @@ def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None
 
 
 @rule_of("matmul", "mm")
-def matmul(out: Output, input: Input, other: Tensor) -> ProvedMap:
+def matmul(out: Output, input: Any, other: Any) -> ProvedMap:
+    if isinstance(input, Input) and isinstance(other, Input):
+        raise NoRuleError(f"{PRODUCT}, as attention does; missing is an attention with bounded scores and values")
     if not isinstance(input, Input) or not isinstance(other, Tensor) or other.ndim != 2:
         raise NoRuleError("only products with a constant matrix on the right are bounded")
     return linear(out, input, other.mT)
@@ -70,30 +73,64 @@ def conv2d(
     groups: int = 1,
 ) -> ProvedMap:
     """A zero-padded convolution, computed as one product of the kernel with patches."""
+    if len(input.shape) != 3 or weight.is_complex():
+        raise NoRuleError("only convolutions of real images are bounded")
     steps, dilations, taps = pair_of(stride), pair_of(dilation), tuple(weight.shape[2:])
     if padding == "same":
-        spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
+        spans = [d * (k - 1) for k, d in zip(reversed(taps), reversed(dilations), strict=True)]
         sides = [side for span in spans for side in (span // 2, span - span // 2)]
     else:
-        sides = [*pair_of(0 if isinstance(padding, str) else padding)]
-    if len({*sides}) > 1 or len({*steps}) > 1 or len(input.shape) != 3 or weight.is_complex():
-        raise NoRuleError("only strides and zeros that are the same on all sides of real images are bounded")
-    step, side, size = steps[0], sides[0], (input.shape[1], input.shape[2])
+        sides = [side for side in reversed(pair_of(0 if isinstance(padding, str) else padding)) for _ in range(2)]
+    # Zeros that differ from side to side are a step of their own, which moves numbers; of outputs some are left out
+    # where strides differ.
+    before, side = ([0] * 4, sides[0]) if len({*sides}) == 1 else (sides, 0)
+    size = (input.shape[1] + sum(before[2:]), input.shape[2] + sum(before[:2]))
     kernel = weight.detach().double().clone()
     sparse = [_dilated(part, dilations).cpu() for part in kernel.chunk(groups)]
     # The convolution of each group stands alone: the norm of all is the largest of theirs.
-    norm = max(convolution_norm(part, size, stride=step, padding=side) for part in sparse)
+    norm = max(convolution_norm(part, size, stride=math.gcd(*steps), padding=side) for part in sparse)
     products = [Product(norm, max(absolute_convolution_norm(part) for part in sparse), kernel[0].numel())]
     flat = kernel.flatten(1).unflatten(0, (groups, -1))  # g c_out/g c_in/g*k*k
     image = out.shape[1:]
 
     def apply(x: Tensor) -> Tensor:
-        patches = F.unfold(x, taps, dilation=dilations, padding=side, stride=step)
+        patches = F.unfold(F.pad(x, before), taps, dilation=dilations, padding=side, stride=steps)
         product = flat @ patches.unflatten(1, (groups, -1))
         return product.flatten(1, 2).unflatten(-1, image)
 
     plain = ProvedMap(apply, out.shape, norm, gain_of_products(products), UNDERFLOW, _OF_WEIGHTS)
     return _biased(plain, bias, axis=-3)
+
+
+@rule_of("conv_transpose2d")
+def conv_transpose2d(
+    out: Output,
+    input: Input,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> ProvedMap:
+    """The adjoint of a zero-padded convolution, which has its norm, computed as one product whose patches are added."""
+    steps, sides, dilations, taps = pair_of(stride), pair_of(padding), pair_of(dilation), tuple(weight.shape[2:])
+    if steps[0] != steps[1] or sides[0] != sides[1] or len(input.shape) != 3 or weight.is_complex():
+        raise NoRuleError("only strides and zeros that are the same on all sides of real images are bounded")
+    kernel, size = weight.detach().double().clone(), (out.shape[1], out.shape[2])
+    sparse = [_dilated(part, dilations).cpu() for part in kernel.chunk(groups)]
+    norm = max(convolution_norm(part, size, stride=steps[0], padding=sides[0]) for part in sparse)
+    # A sum over channels for every tap, then one over the taps that meet in a pixel.
+    length = kernel.shape[0] // groups + math.prod(taps)
+    gain = gain_of_products([Product(norm, max(absolute_convolution_norm(part) for part in sparse), length)])
+    flat = kernel.flatten(1).unflatten(0, (groups, -1)).mT  # g c_out/g*k*k c_in/g
+
+    def apply(x: Tensor) -> Tensor:
+        patches = (flat @ x.flatten(2).unflatten(1, (groups, -1))).flatten(1, 2)
+        return F.fold(patches, size, taps, dilation=dilations, padding=sides, stride=steps)
+
+    return _biased(ProvedMap(apply, out.shape, norm, gain, UNDERFLOW, _OF_WEIGHTS), bias, axis=-3)
 
 
 def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
@@ -140,7 +177,7 @@ def batch_norm(
 @rule_of("mul", "multiply")
 def multiply(out: Output, a: Any, b: Any) -> ProvedMap:
     if isinstance(a, Input) and isinstance(b, Input):
-        raise NoRuleError("a product of two activations has no bound")
+        raise NoRuleError(f"{PRODUCT}, and has no bound")
     x, constant = (a, b) if isinstance(a, Input) else (b, a)
     scale = _constant(constant, x)
     return _scaled(scale, scale.new_zeros(()), x)

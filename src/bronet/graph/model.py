@@ -49,7 +49,7 @@ class CertifiableModel(nn.Module):
 
     head: Head
 
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.image_shape = image_shape
         self.classes: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Chain(CertifiableModel):
     in that space.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], *parts: "Parts") -> None:
+    def __init__(self, image_shape: tuple[int, ...], *parts: "Parts") -> None:
         super().__init__(image_shape)
         layers = dict[str, nn.Module]()
         for name, layer in _named(parts):

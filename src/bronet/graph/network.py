@@ -49,13 +49,15 @@ class ProvedNetwork:
     """A model's operations as proved float64 maps, the last of which gives logits.
 
     Its weights are its own: changes to the model do not reach it. `constants[v]` bounds the Lipschitz constant from the
-    image to value v, where value 0 is the image and value k + 1 what node k gives.
+    image to value v, where value 0 is the image and value k + 1 what node k gives. `note` says what of the forward is
+    left out, as it changes no difference of logits.
     """
 
     nodes: tuple[Operation, ...]
     constants: tuple[float, ...]
     image_shape: tuple[int, ...]
     device: torch.device
+    note: str = ""
 
     @property
     def layers(self) -> tuple[tuple[str, ProvedMap], ...]:
@@ -167,7 +169,7 @@ def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> Prove
     output = graph.operations[-1].proved.output_shape if graph.operations else shape
     if len(output) != 1 or output[0] < 2:
         raise BronetError(f"{name} must return logits of at least 2 classes, got shape {output}")
-    return ProvedNetwork(graph.operations, constants_of(graph), shape, graph.device)
+    return ProvedNetwork(graph.operations, constants_of(graph), shape, graph.device, graph.note)
 
 
 def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "image_shape") -> tuple[int, ...]:
@@ -177,8 +179,9 @@ def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "imag
             raise BronetError(f"{name} must be given for a {type(model).__name__}, such as (3, 32, 32), got None")
         return checked_shape(shape, name)
     wanted = model.image_shape if shape is None else checked_shape(shape, name)
-    if (len(wanted), wanted[0]) != (IMAGE_AXES, model.image_shape[0]):
-        raise BronetError(f"images must have {model.image_shape[0]} channels and two sides, got shape {wanted}")
+    if (len(wanted), wanted[0]) != (len(model.image_shape), model.image_shape[0]):
+        sides = "two sides" if len(model.image_shape) == IMAGE_AXES else "no sides"
+        raise BronetError(f"images must have {model.image_shape[0]} channels and {sides}, got shape {wanted}")
     return wanted
 
 

@@ -200,7 +200,7 @@ def _windows(apply: Apply, output: Shape, overlaps: int) -> ProvedMap:
 
 
 @rule_of("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm")
-def _divides(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
+def divides(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
     raise NoRuleError("divides by a deviation of its own input, which may be as small as it likes")
 
 

@@ -105,12 +105,14 @@ class Operation:
 class Graph:
     """The operations that a model's output depends on, in order, the last of which gives it.
 
-    `selected` says of values that are entries of the one input of their operation, unchanged, which ones.
+    `selected` says of values that are entries of the one input of their operation, unchanged, which ones. `note` says
+    what of the model's forward is left out, as it changes nothing of what is proved.
     """
 
     operations: tuple[Operation, ...]
     selected: dict[int, Tensor]
     device: torch.device
+    note: str = ""
 
 
 def axis_of(dim: int, x: Input) -> int:

@@ -58,10 +58,11 @@ class _Reading:
         """Follow the forward from the images to what it returns, and keep what that depends on."""
         first, *nodes, last = traced(self.twin, self.images.clone(), self._layer).nodes
         self.values[first], self.samples[first] = 0, self.images
+        self.output, note = _before_log_softmax(last.args[0])
         for node in nodes:
             if node.meta["of_images"]:
                 self.values[node] = self._read(node)
-        output = last.args[0]
+        output = self.output
         if output not in self.samples:
             name, got = type(self.model).__name__, "several" if isinstance(output, (tuple, list)) else "a constant"
             raise UnreadableError(f"{name} must return one tensor that depends on its images, got {got}")
@@ -75,9 +76,9 @@ class _Reading:
         found = (self.operations[value - 1] for value in sorted(needed - {0}))
         kept = [replace(operation, inputs=tuple(number[i] for i in operation.inputs)) for operation in found]
         if all(operation.bound is not None for operation in kept):
-            self._compare(self.samples[output])
+            self._compare(self.samples[output].log_softmax(1) if note else self.samples[output])
         selected = {number[value]: entries for value, entries in self.selected.items() if value in needed}
-        return Graph(tuple(kept), selected, self.images.device)
+        return Graph(tuple(kept), selected, self.images.device, note)
 
     def _compare(self, output: Tensor) -> None:
         """Raise where the graph gives something else than the model itself, in float64, for two random images."""
@@ -149,9 +150,11 @@ class _Reading:
         args: Any = map_arg(called.args, given)
         settings, result = map_arg(named, given), node.meta["value"]
         try:
+            if node.op == "call_module":
+                raise NoRuleError(_why_closed(self.twin.get_submodule(str(node.target))))
             if not isinstance(result, Tensor) or result.ndim < 1 or result.shape[0] != _SAMPLE:
                 raise NoRuleError("does not give one result for each image")
-            out = Output(tuple(result.shape[1:]), any(user.op == "output" for user in node.users))
+            out = Output(tuple(result.shape[1:]), is_last=node is self.output)
             if called is not node:
                 number: Any = node.args[1]
                 call: Any = method_of(str(called.target)) if called.op == "call_method" else called.target
@@ -159,7 +162,7 @@ class _Reading:
             elif node.target in RULES:
                 proved = RULES[node.target](out, *args, **settings)
             else:
-                raise NoRuleError(f"no bound is known for this {'kind' if node.op == 'call_module' else 'function'}")
+                raise NoRuleError("no bound is known for this function")
             self.samples[node] = _tried(name_of(node), proved, [self.samples[x] for x in inputs])
             tolerance = _FLOAT64_AGREEMENT if result.dtype == torch.float64 else self.tolerance
             if is_stale(node) or _agree(self.samples[node], result, tolerance):
@@ -176,6 +179,23 @@ class _Reading:
     def _keep(self, node: fx.Node, inputs: tuple[int, ...], proved: ProvedMap, path: str, kind: str) -> int:
         self.operations.append(Operation(path, proved, inputs, kind, str(node.meta["place"])))
         return len(self.operations)
+
+
+def _why_closed(module: nn.Module) -> str:
+    """Return why a module whose forward is not followed has no bound."""
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return f"recurrence {linear.PRODUCT} (gates by states); missing is a recurrent layer with bounded gates"
+    return f"attention {linear.PRODUCT}; missing is an attention with bounded scores and values"
+
+
+def _before_log_softmax(output: Any) -> tuple[Any, str]:
+    """Return what gives the logits, with a note where a log_softmax over them is left out."""
+    if not isinstance(output, fx.Node) or RULES.get(output.target) is not linear.log_softmax:
+        return output, ""
+    logits, dim = output.all_input_nodes[0], output.kwargs.get("dim", output.args[1] if len(output.args) > 1 else None)
+    if logits.meta["value"].ndim != 2 or dim not in (1, -1, None):
+        return output, ""
+    return logits, f"{name_of(output)} is left out: it changes neither the largest logit nor any difference of two"
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -36,9 +36,9 @@ class Normalization(LipschitzLayer):
         return (x - _column(self.mean, x)) / self.std
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.mean.numel(), "Normalization", images=True)
+        require_shape(shape, self.mean.numel(), "Normalization")
         mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
-        size = float(torch.linalg.vector_norm(mean)) * (shape[1] * shape[2]) ** 0.5
+        size = float(torch.linalg.vector_norm(mean)) * torch.Size(shape[1:]).numel() ** 0.5
         # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
         gain, offset = gamma(3) / self.std, gamma(3) * size / self.std + UNDERFLOW
         std = self.std

@@ -29,7 +29,7 @@ MAX_TILE = 64
 SHEET_COLUMNS = 16
 
 
-def read_upload(content: bytes, shape: tuple[int, int, int]) -> UInt8[Tensor, "c h w"]:
+def read_upload(content: bytes, shape: tuple[int, ...]) -> UInt8[Tensor, "c h w"]:
     """Return the picture in the model's channels, height and width; raise `BronetError` in plain words if it is none.
 
     A picture that has the model's size already keeps its pixels.
