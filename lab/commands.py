@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "speedrun.md"]
+PAGES = [ROOT / name for name in ("README.md", "docs/results.md", "docs/speedrun.md", "docs/leaderboard.md")]
 DRAWINGS = ROOT / "docs" / "figures"
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of published runs.")]
 

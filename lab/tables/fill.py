@@ -5,8 +5,9 @@
     <!-- end -->
 
 Blocks: `table N`, `tables` (all), `reproduced`, `runs` (every published run, and what differs from its recipe),
-`run FOLDER`, `speedrun DATA` (the short schedule beside published rows), `tuning RUN...` (what tuning runs changed) and
-`cut` (recipes of the paper cut short). Text outside of the markers is written by hand and never touched.
+`run FOLDER`, `leaderboard DATA` (everybody's networks), `speedrun DATA` (the short schedule beside published rows),
+`tuning RUN...` (what tuning runs changed) and `cut` (recipes of the paper cut short).
+Text outside of the markers is written by hand and never touched.
 """
 
 import re
@@ -18,6 +19,7 @@ from bronet.report.table import joined, markdown_table, table_cells
 from bronet.wording import ABSENT
 from lab.tables.cells import aligned
 from lab.tables.cut import cut_tables
+from lab.tables.leaderboard import leaderboard
 from lab.tables.paper import all_tables, paper_table, reproduced
 from lab.tables.published import PublishedRun
 from lab.tables.speedrun import speedrun_table
@@ -62,11 +64,13 @@ def _content(what: str, runs: Sequence[PublishedRun], tuning: Sequence[TuningRow
         return paper_table(int(rest), runs)
     if word == "run":
         return markdown_table(table_cells([_named(rest, runs).evidence]))
+    if word == "leaderboard":
+        return leaderboard(rest, runs)
     if word == "speedrun":
         return speedrun_table(rest, runs)
     if word == "tuning":
         return changes_table(tuning, rest.split())
-    kinds = f"{', '.join(whole)}, table N, run FOLDER, speedrun DATA or tuning RUN..."
+    kinds = f"{', '.join(whole)}, table N, run FOLDER, leaderboard DATA, speedrun DATA or tuning RUN..."
     raise BronetError(f"a block must be {kinds}, got {what!r}")
 
 

@@ -123,6 +123,12 @@ def test_the_site_is_searched_from_the_disk_and_fits_a_phone(site: Path, tmp_pat
         tab.wait("document.querySelectorAll('.md-search-result__item').length > 0")
         found = tab.run("[...document.querySelectorAll('.md-search-result__item a')].map(link => link.href).join()")
         assert "training.html" in found
+        tab.open(f"file://{site}/leaderboard.html")
+        rows = "[...document.querySelector('.sortable table').tBodies[0].rows]"
+        for direction in (-1, 1):
+            tab.click(".sortable th:nth-child(5)")
+            shares = tab.run(f"{rows}.map(row => parseFloat(row.cells[4].innerText))")
+            assert shares == sorted(shares, key=lambda share: direction * share)
         tab.resize(400, 800, dark=True)
         wide = []
         for page in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # whose links are those of a server's root

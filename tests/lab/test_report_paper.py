@@ -16,13 +16,14 @@ from bronet.report.evidence import compute_statistics
 from lab.commands import app
 from lab.recipes import table_recipe
 from lab.tables.fill import BLOCK, filled
+from lab.tables.leaderboard import leaderboard
 from lab.tables.paper import all_tables, paper_table, reproduced
 from lab.tables.published import PublishedRun, paper_rows, paper_tables, published_runs
 from published_rows import publish_rows
 
 LA = "cifar100/lipconvnet-10-32"
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "speedrun.md"]
+PAGES = [ROOT / name for name in ("README.md", "docs/results.md", "docs/speedrun.md", "docs/leaderboard.md")]
 SEEDS = {0: (0.480, 0.354, 0.245, 0.160), 1: (0.490, 0.354, 0.245, 0.162), 2: (0.491, 0.354, 0.245, 0.164)}
 terminal = CliRunner()
 
@@ -124,6 +125,22 @@ def test_every_row_of_the_paper_is_printed_with_its_numbers(number: int) -> None
     for row in paper_rows(number):
         for value in (row.clean, *row.certified):
             assert value is None or f"{value:.1f}" in table or f"{value:.2f}" in table
+
+
+def test_the_leaderboard_has_everybody_and_links_ours_to_recipe_and_rows() -> None:
+    runs = published_runs(ROOT / "lab" / "results")
+    table = leaderboard("cifar10", runs)
+    for peer in ("LipNeXt-64M", "LipNeXt-256M", "AOL Large", "SLL X-Large", "CHORD-LiResNet", "BRONet-L (+LA)"):
+        assert line_of(table, peer)[5] == "not claimed"
+    ours = [line for line in table.splitlines() if " yes " in line]
+    whole = [run for run in runs if run.whole and run.recipe.data.name == "cifar10"]
+    assert len(ours) == len(whole)
+    for run in whole:
+        (line,) = (line for line in ours if f"{run.folder}/recipe.yaml" in line)
+        assert f"{run.folder}/rows.npz.xz" in line
+        assert f"| {run.statistics.percents[1]:.1f} " in line
+    at_36 = [float(line.split("|")[3]) for line in table.splitlines()[2:]]
+    assert at_36 == sorted(at_36, reverse=True)
 
 
 @pytest.mark.parametrize("number", [7, 8])
