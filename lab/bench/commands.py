@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bronet.cli.options import DeviceOption, out_option, usable_device
+from bronet.cli.options import DataDirOption, DeviceOption, out_option, usable_device
 from lab.bench.rival_commands import equal_budget, layers
 
 app = typer.Typer(no_args_is_help=True)
@@ -200,6 +200,38 @@ def certify(
     open_console().print(facts_table(facts))
     if out is not None:
         write_timings(out, [result.row])
+
+
+@app.command()
+def lipnext(
+    *,
+    data: Annotated[str, typer.Option("--data", help="digits or cifar10.")] = "digits",
+    seconds: Annotated[float, typer.Option("--seconds", help="Processor time for each training.")] = 20.0,
+    seeds: Annotated[list[int] | None, typer.Option("--seed", metavar="N", help="May be repeated. Default: 0.")] = None,
+    data_dir: DataDirOption = None,
+    out: Out = None,
+) -> None:
+    """Train LipNeXt, its variant and BRONet equally long.
+
+    Example:  python -m lab bench lipnext --data digits --seconds 20 --seed 0 --seed 1 --seed 2
+
+    On one thread of a CPU, judged on held-out training images. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.cli.console import open_console, say
+    from bronet.files import replace_text
+    from lab.bench import csv_text
+    from lab.bench.lipnext import contest_rows
+
+    torch.set_num_threads(1)
+    console, rows = open_console(), []
+    for row in contest_rows(data, seconds=seconds, seeds=seeds or [0], data_dir=data_dir):
+        rows.append(row)
+        shares = " / ".join(f"{100 * share:.1f}" for share in row.shares)
+        say(console, f"{row.network:16s} seed {row.seed}: {shares}, {row.steps} steps in {row.cpu_seconds:.1f} s")
+        if out is not None:
+            replace_text(out, csv_text(rows))  # as they come: a later failure loses none
 
 
 for command in (layers, equal_budget):

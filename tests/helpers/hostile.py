@@ -27,6 +27,7 @@ from bronet.layers import (
     PixelUnshuffle,
     create_convolution,
 )
+from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
 from bronet.layers.shape import ScaledMeanPool
 
 Shape = tuple[int, ...]
@@ -72,6 +73,11 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "normalisation": (partial(Normalization, (0.1, 0.2), std=0.2507), (2, 2, 2)),
     "bias": (partial(Bias, 3), (3, 2, 2)),
     "centring": (partial(Centring, 3), (3, 2, 2)),
+    "rotation": (partial(OrthogonalMix, 6), (6, 2, 2)),
+    "rotation shifted": (partial(ShiftedMix, 4, 1), (4, 3, 2)),
+    "shift": (partial(_plain, partial(Shift, 5, 1)), (5, 3, 2)),
+    "position": (partial(Position, (2, 3)), (2, 2, 3)),
+    "half abs": (partial(_plain, HalfAbs), (5, 2, 2)),
     "maxmin": (partial(_plain, MaxMin), (6,)),
     "flatten": (partial(_plain, Flatten), (2, 3, 2)),
     "unshuffle": (partial(_plain, partial(PixelUnshuffle, 2)), (2, 4, 2)),

@@ -112,6 +112,8 @@ EXACT: dict[str, Callable[[LipschitzLayer, Wide], Wide]] = {
     "convolution": _matrix,
     "convolution strided": _matrix,
     "normalised head": _matrix,
+    "rotation": _matrix,
+    "rotation shifted": _matrix,
     "normalisation": _normalization,
     "l2 pool": _pool,
     "householder": _householder,

@@ -1,4 +1,4 @@
-"""Networks for certificates: BRONet and LiResNet, LipConvNet."""
+"""Networks for certificates: BRONet and LiResNet, LipConvNet, LipNeXt."""
 
 from bronet.graph.model import CertifiableModel, Chain
 from bronet.models.create import Network, build_model

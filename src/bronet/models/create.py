@@ -9,13 +9,19 @@ from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel
 from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
+from bronet.models.lipnext import LipNeXt
 from bronet.models.stack import Stack
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
+from bronet.recipe.architecture import (
+    Architecture,
+    BRONetArchitecture,
+    LipConvNetArchitecture,
+    LipNeXtArchitecture,
+)
 from bronet.recipe.dataset import DatasetSpec
 
 GIB = 2**30
 
-Network = BRONet | LipConvNet | Stack
+Network = BRONet | LipConvNet | LipNeXt | Stack
 
 
 def build_model(
@@ -65,5 +71,7 @@ def _network(architecture: Architecture, spec: DatasetSpec) -> Network:
             return BRONet(architecture, spec)
         case LipConvNetArchitecture():
             return LipConvNet(architecture, spec)
+        case LipNeXtArchitecture():
+            return LipNeXt(architecture, spec)
         case _:
             return Stack(architecture, spec)

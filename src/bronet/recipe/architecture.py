@@ -150,7 +150,32 @@ class StackArchitecture:
                 raise BronetError(f"each of widths and dense_widths must be {MULTIPLES[2]}, got {width}")
 
 
-Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture
+@dataclass(frozen=True, kw_only=True)
+class LipNeXtArchitecture:
+    """LipNeXt (arXiv 2601.18513) as far as it is known, and a variant of ours with block reflectors (docs/lipnext.md).
+
+    Patches of `patch` x `patch` pixels are embedded isometrically in `width` channels; after `depth` blocks the l2 norm
+    of each channel is taken. A block with `mixing` "manifold" is act(M R' S R (x + p) + b), with orthogonal matrices
+    that optim.name manifold trains; with "reflectors" act(H S H' (x + p) + b), with block reflectors of `rank` n/m.
+    `moved` is the share of the channels that S moves in each of four directions.
+    """
+
+    family: Literal["lipnext"] = "lipnext"
+    depth: Annotated[int, Limits(1, MAX_LAYERS)] = 32
+    width: Annotated[int, Limits(8, MAX_CHANNELS, 2)] = 1024
+    patch: Pixels = 4
+    moved: str = "1/16"
+    mixing: Literal["manifold", "reflectors"] = "manifold"
+    rank: str = "1/4"
+
+    def __post_init__(self) -> None:
+        check_settings(self, "model")
+        parse_rank(self.rank)
+        if not 0 < parse_fraction(self.moved, name="model.moved") <= Fraction(1, 4):
+            raise BronetError(f"model.moved must satisfy 0 < moved <= 1/4, got {self.moved}")
+
+
+Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture | LipNeXtArchitecture
 
 
 def parse_fraction(text: str, *, name: str) -> Fraction:
@@ -202,6 +227,9 @@ NAMED: dict[str, Architecture] = {
     "bronet-digits": BRONetArchitecture(
         width=32, depth=4, dense_depth=2, dense_width=128, stem_kernel=3, stem_stride=1, stem_padding=1
     ),
+    # The best published since, of whose code nothing is known; and small ones beside it
+    "lipnext-64m": LipNeXtArchitecture(),
+    "lipnext-small": LipNeXtArchitecture(depth=8, width=64),
     **{
         f"lipconvnet-{depth}-{width}": LipConvNetArchitecture(depth=depth, width=width)
         for depth in LIPCONVNET_DEPTHS

@@ -117,6 +117,27 @@ def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
     )
 
 
+def _lipnext() -> Recipe:
+    """LipNeXt-64M with the settings of its paper that are known; the others are BRONet's (docs/lipnext.md)."""
+    recipe = _bronet("cifar10", "lipnext-64m", NAMED["lipnext-64m"])
+    return replace(
+        recipe,
+        loss=replace(recipe.loss, name="ce"),
+        optim=replace(recipe.optim, name="manifold", weight_decay=0.0),
+    )
+
+
+def _small_lipnext() -> Recipe:
+    """A LipNeXt of width 64 and depth 8 for a few minutes on a CPU."""
+    recipe = _small()
+    return replace(
+        recipe,
+        name="cifar10/lipnext-small",
+        model=NAMED["lipnext-small"],
+        optim=replace(recipe.optim, name="manifold"),
+    )
+
+
 def _fast(name: str) -> Recipe:
     """The short schedule, found on held-out images with a BRONet of half the width (docs/speedrun.md)."""
     recipe = named_recipe(name)
@@ -146,6 +167,8 @@ def _shortened(recipe: Recipe, *, epochs: int, budget: str) -> Recipe:
 _BUILDERS: dict[str, Callable[[], Recipe]] = {
     "digits/quickstart": _digits,
     "cifar10/bronet-small": _small,
+    "cifar10/lipnext-small": _small_lipnext,
+    "cifar10/lipnext-64m": _lipnext,
     **{f"{data}/{n}": partial(_bronet, data, n, NAMED[n]) for data in CIFAR for n in ("bronet-m", "bronet-l")},
     "tiny-imagenet/bronet": partial(_bronet, "tiny-imagenet", "bronet", NAMED["bronet-tiny"]),
     "imagenet/bronet": _imagenet,

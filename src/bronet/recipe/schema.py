@@ -139,11 +139,12 @@ class OptimRecipe:
 
     `weight_decay` is added to the gradient as an L2 term. `clip_norm` None turns clipping off, and `lookahead_steps` 0
     turns Lookahead off. `momentum` is for sgd and muon (where 0.95 is usual); muon orthogonalises the updates of
-    orthogonal layers and uses nadam for the rest. `warmup_epochs` is for the cosine and linear schedules, `milestones`
+    orthogonal layers and uses nadam for the rest; manifold keeps LipNeXt's matrices orthogonal, and uses nadam for the
+    rest. `warmup_epochs` is for the cosine and linear schedules, `milestones`
     (epochs at which the rate is multiplied by `milestone_factor`) for the other one.
     """
 
-    name: Literal["nadam", "sgd", "muon"] = "nadam"
+    name: Literal["nadam", "sgd", "muon", "manifold"] = "nadam"
     lr: Annotated[float, Limits(MIN_RATE, MAX_RATE)]
     weight_decay: Annotated[float, Limits(0, MAX_RATE)] = 0.0
     momentum: Share = 0.9

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from bronet.errors import BronetError
 from bronet.recipe.schema import OptimRecipe
 from bronet.training.distributed import Parameters, Stored
+from bronet.training.manifold import ManifoldAdam
 from bronet.training.muon import Muon
 
 _BETAS = (0.9, 0.999)
@@ -36,7 +37,7 @@ class Optimizer(Stored, Protocol):
 
 
 def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
-    """Return the recipe's optimiser; `matrices` are those of the parameters that Muon orthogonalises."""
+    """Return the recipe's optimiser; `matrices` are those that Muon orthogonalises, or that stay orthogonal."""
     match recipe.name:
         case "nadam":
             return _nadam(recipe, parameters)
@@ -52,6 +53,17 @@ def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Se
                 )
             nadam = _nadam(recipe, Parameters(others))
             return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        case "manifold":
+            chosen = set(matrices)
+            if not chosen or parameters.sharded:
+                raise BronetError(
+                    "optim.name manifold needs whole orthogonal matrices, those of LipNeXt with model.mixing manifold, "
+                    f"got {len(matrices)}{' and a sharded network' if parameters.sharded else ''}; use nadam"
+                )
+            nadam = _nadam(recipe, Parameters([p for p in parameters.wholes if p not in chosen]))
+            return ManifoldAdam(
+                matrices, nadam, lookahead_steps=recipe.lookahead_steps, lookahead_alpha=recipe.lookahead_alpha
+            )
 
 
 def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":

@@ -27,6 +27,7 @@ from bronet.ortho.spd import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
 from bronet.training.average import Lookahead
 from bronet.training.distributed import Parameters
+from bronet.training.manifold import orthogonal_matrices
 from bronet.training.muon import muon_matrices
 from bronet.training.optimizers import build_optimizer
 from bronet.training.statistics import Tally
@@ -50,10 +51,14 @@ class TrainStep:
         self.recipe, self.model, self.tally = recipe, model, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
         self.parameters = Parameters(model.parameters())
-        matrices = muon_matrices(model) if optim.name == "muon" else ()
+        choices = {"muon": muon_matrices, "manifold": orthogonal_matrices}
+        matrices = choices[optim.name](model) if optim.name in choices else []
         self.optimizer = build_optimizer(optim, self.parameters, matrices=matrices)
         steps, alpha = optim.lookahead_steps, optim.lookahead_alpha
-        self.lookahead = Lookahead(self.parameters, steps=steps, alpha=alpha) if steps else None
+        averaged = self.parameters
+        if optim.name == "manifold":  # whose matrices have a Lookahead of their own
+            averaged = Parameters(p for p in model.parameters() if p not in set(matrices))
+        self.lookahead = Lookahead(averaged, steps=steps, alpha=alpha) if steps else None
         self.device = tally.sums.device
         self.teacher = new_teacher(recipe, self.device) if recipe.loss.teacher else None
         self.eps = torch.zeros((), device=self.device)
