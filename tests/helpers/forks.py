@@ -4,6 +4,8 @@ Starting an interpreter takes seconds, forking takes milliseconds; the rest is w
 program, this file is the server.
 """
 
+import datetime
+import importlib
 import json
 import os
 import signal
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 PATIENCE = 120.0
+BACKWARDS = "CLOCK_GOES_BACKWARDS"
+"""In the environment of a command: its wall clock goes back by an hour at every look."""
 KILLED = -signal.SIGKILL
 
 
@@ -99,9 +103,13 @@ def forking(folder: Path) -> Iterator[Server]:
         process.stdin.close()
 
 
-def _serve() -> None:
+PRELOADED = ("bronet.attack.run", "bronet.certificates.run", "bronet.cli", "bronet.report", "bronet.training")
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+
+def _serve() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a command begins
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -115,9 +123,29 @@ def _serve() -> None:
         print(answer, flush=True)
 
 
+def _turn_clock_back() -> None:
+    """Let the wall clock, but not the one for measuring times, go backwards in this process."""
+    seconds = time.time()
+
+    def earlier() -> float:
+        nonlocal seconds
+        seconds -= 3600
+        return seconds
+
+    class Backwards(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Backwards":
+            return cls.fromtimestamp(earlier(), tz)
+
+    time.time = earlier
+    time.time_ns = lambda: int(earlier() * 1e9)
+    for module in [module for module in sys.modules.values() if vars(module).get("datetime") is datetime.datetime]:
+        vars(module)["datetime"] = Backwards
+
+
 def _child(request: dict[str, object]) -> int:
-    """Become the command; does not return."""
-    import bronet.cli
+    """Become the command, which has its own answer to Ctrl-C from its first moment; does not return."""
+    from bronet.__main__ import main
 
     words, cwd, outputs, environment = (request[key] for key in ("words", "cwd", "outputs", "set"))
     assert isinstance(words, list)
@@ -125,13 +153,15 @@ def _child(request: dict[str, object]) -> int:
     assert isinstance(environment, dict)
     os.chdir(str(cwd))
     os.environ.update(environment)
+    if BACKWARDS in environment:
+        _turn_clock_back()
     os.close(0)
     for descriptor, path in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), descriptor)
     sys.argv = ["bronet", *words]
     status: object = 0
     try:
-        bronet.cli.main()
+        main()
     except SystemExit as end:
         status = end.code
     except BaseException:  # what the interpreter does with it

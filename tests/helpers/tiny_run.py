@@ -1,13 +1,18 @@
 """Runs of a moment on the digits: a folder to certify, verify and attack, and the parts of a training to look at."""
 
+import json
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override
+from bronet.run.weights import FORMAT_KEY
 from bronet.training import train
+from bronet.training.checkpoint import CHECKSUM, checksum
 from bronet.training.run import split_images
 
 MODEL = ("model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16")
@@ -51,3 +56,16 @@ def split_digits(recipe: Recipe) -> tuple[ImageSet, ImageSet]:
     assert isinstance(kept, ImageSet)
     assert isinstance(held, ImageSet)
     return kept, held
+
+
+def header_of(checkpoint: Path) -> dict[str, str]:
+    """Return what a checkpoint says besides its tensors."""
+    with safe_open(checkpoint, framework="pt") as file:
+        header: dict[str, str] = json.loads(file.metadata()[FORMAT_KEY])
+    return header
+
+
+def rewrite(checkpoint: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
+    """Write a checkpoint whose checksum, if it has one, is right."""
+    sealed = header | ({CHECKSUM: checksum(tensors, header)} if CHECKSUM in header else {})
+    save_file(tensors, checkpoint, metadata={FORMAT_KEY: json.dumps(sealed)})

@@ -12,7 +12,7 @@ from bronet.errors import BronetError
 from bronet.files import held
 from bronet.run.attack_rows import AttackPlan
 from bronet.run.certificate import read_certificate
-from bronet.run.shares import Share, ShareDone
+from bronet.run.shares import ALONE, Parts, Share, ShareDone
 from tiny_run import train_tiny_run
 from torchrun import dealt_out
 
@@ -41,6 +41,22 @@ def same(runs: tuple[Path, Path], *names: str) -> bool:
 def test_every_image_belongs_to_one_process() -> None:
     for first in range(0, 1000, 40):
         assert sum(share.takes(first, 40) for share in SHARES) == 1
+
+
+def test_only_the_batches_that_are_missing_are_computed(tmp_path: Path) -> None:
+    parts, computed = Parts(tmp_path / "rows.csv", "anything", ALONE), list[int]()
+
+    def compute(first: int) -> Share:
+        computed.append(first)
+        return Share(first)
+
+    for missing in ((0, 40, 80), (0,), (40,), (80,), ()):
+        for first in missing if computed else ():
+            next(tmp_path.glob(f".rows.parts/*-{first}.json")).unlink()
+        computed.clear()
+        found = [share.rank for new in parts.results(Share, (0, 40, 80), 40, compute) for share in new]
+        assert tuple(computed) == missing
+        assert sorted(found) == [0, 40, 80]
 
 
 def test_shares_of_a_certificate_are_that_of_one_process(runs: tuple[Path, Path]) -> None:

@@ -1,16 +1,14 @@
 """Checkpoints and weight files: whole or refused, never run as code, never half-written."""
 
-import json
 import os
 import pickle
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -18,10 +16,12 @@ from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override, to_text
 from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
-from bronet.training.checkpoint import Checkpoints
+from bronet.training import train
+from bronet.training.checkpoint import CHECKSUM, Checkpoints
 from bronet.training.distributed import Parameters, Processes
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.statistics import Tally
+from tiny_run import header_of, rewrite, tiny_recipe
 
 RECIPE = named_recipe("digits/quickstart")
 
@@ -164,10 +164,8 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint: Path) -> None:
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     checkpoint: Path, change: dict[str, torch.Tensor | None], words: str
 ) -> None:
-    with safe_open(checkpoint, framework="pt") as file:
-        metadata = file.metadata()
     tensors = {name: tensor for name, tensor in (load_file(checkpoint) | change).items() if tensor is not None}
-    save_file(tensors, checkpoint, metadata={"bronet": metadata["bronet"]})
+    rewrite(checkpoint, tensors, header_of(checkpoint))
     model = small_model(seed=1)
     optimizer = trained(model, steps=1)
     before = [tensor.clone() for tensor in (*model.state_dict().values(), *optimizer.tensors().values())]
@@ -189,9 +187,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     ],
 )
 def test_hostile_metadata_is_refused_in_one_line(checkpoint: Path, key: str, value: str, words: str) -> None:
-    with safe_open(checkpoint, framework="pt") as file:
-        header = json.loads(file.metadata()["bronet"])
-    save_file(load_file(checkpoint), checkpoint, metadata={"bronet": json.dumps(header | {key: value})})
+    rewrite(checkpoint, load_file(checkpoint), header_of(checkpoint) | {key: value})
     with pytest.raises(BronetError, match=words) as error:
         restore(checkpoint)
     assert "\n" not in str(error.value)
@@ -256,3 +252,41 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(
         load_weights(path, model)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_a_checkpoint_with_one_changed_byte_is_refused(checkpoint: Path) -> None:
+    """Every 97th byte and all of the header, in which the checksum itself lies."""
+    content = checkpoint.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for at in {*range(header), *range(0, len(content), 97), len(content) - 1}:
+        model = small_model(seed=1)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        checkpoint.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        with pytest.raises(BronetError) as error:
+            restore(checkpoint, model)
+        assert "\n" not in str(error.value)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    checkpoint.write_bytes(content)
+    assert restore(checkpoint) == (3, 1.25)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksum_and_is_read(checkpoint: Path) -> None:
+    header = header_of(checkpoint)
+    del header[CHECKSUM]
+    rewrite(checkpoint, load_file(checkpoint), header)
+    assert restore(checkpoint) == (3, 1.25)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_finished_run_with_a_damaged_checkpoint_keeps_its_files(tmp_path: Path, keep: int) -> None:
+    """With an older checkpoint it is trained to the end again, and even then its weights are not written."""
+    recipe = tiny_recipe("train.epochs=2", f"train.keep_checkpoints={keep}")
+    run = train(recipe, tmp_path / "run", progress=False)
+    content = bytearray(run.checkpoint.read_bytes())
+    content[-20] ^= 1
+    run.checkpoint.write_bytes(content)
+    files = (run.weights, run.record)
+    before = [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in files]
+    with nullcontext() if keep > 1 else pytest.raises(BronetError, match="its own checksum"):
+        train(recipe, run.path, resume=True, progress=False)
+    assert [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in files] == before

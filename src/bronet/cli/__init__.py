@@ -6,6 +6,7 @@ promises to scripts is its exit status; see `bronet.cli.exit_status`.
 
 import os
 import re
+import signal
 import sys
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -63,6 +64,7 @@ class Commands(TyperGroup):
         except ShareDone:
             raise typer.Exit from None
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told once
             raise _exit_with("interrupted", ExitStatus.CTRL_C) from None
         except OSError as error:
             if error.errno not in SYSTEM_REFUSALS:

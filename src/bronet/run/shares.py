@@ -93,7 +93,7 @@ class Parts:
         paths = {first: self.folder / f"{self.key}-{first}.json" for first in firsts}
         mine = [first for first in paths if self.share.takes(first, batch_size)]
         while paths and (mine or self.share.is_main):
-            if mine and not paths[first := mine.pop(0)].exists():
+            if mine and (first := mine.pop(0)) in paths and not paths[first].exists():
                 replace_text(paths[first], json.dumps(as_plain(compute(first))))
             if not self.share.is_main:
                 continue

@@ -4,14 +4,18 @@ It holds weights, optimiser, Lookahead, the average, the tally of the running ep
 state, because every draw follows from (seed, purpose, epoch, step). Bits on a GPU may differ.
 
 The newest checkpoint of a run has its own name, older ones are numbered by their step. A new one is written whole
-before an old one goes, so at every moment at least one is usable.
+before an old one goes, so at every moment at least one is usable. A checksum covers all of it, and a file that a bit
+has changed is not read; checkpoints of earlier versions have none.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
@@ -25,6 +29,7 @@ from bronet.training.statistics import Tally
 
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
+CHECKSUM = "sha256"
 MODEL, TALLY = "model", "tally"
 LONGEST_NUMBER = 24
 MAX_KEYS_SHOWN = 5
@@ -51,6 +56,7 @@ class Checkpoints:
         tensors = gathered(weights | self._tensors() | {TALLY: self.tally.total()}, kept=is_main)
         if is_main:
             metadata = {"recipe": to_text(self.recipe), "step": str(step), "seconds": repr(seconds)}
+            metadata[CHECKSUM] = checksum(tensors, metadata)
             write_tensors(self.run.checkpoint, KIND, tensors, metadata)
             for old in self.run.older_checkpoints()[keep - 1 :]:
                 old.unlink(missing_ok=True)
@@ -78,6 +84,12 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[int, float]:
         """Restore the state in place and return its step and its seconds; nothing changes if anything does not fit."""
         tensors, metadata = read_tensors(path, KIND, METADATA_KEYS)
+        known = metadata.keys() <= {"kind", CHECKSUM, *METADATA_KEYS}  # a bit may also have renamed the checksum
+        if not known or metadata.get(CHECKSUM, expected := checksum(tensors, metadata)) != expected:
+            raise BronetError(
+                f"{path} must have its own checksum, but its content was changed; remove it to resume from an older "
+                "checkpoint or from the start, or restore it from a copy"
+            )
         check_recipe(path, from_text(metadata["recipe"]), self.recipe)
         step, seconds = _number(path, "step", metadata["step"]), _number(path, "seconds", metadata["seconds"])
         current = self.model.state_dict()
@@ -130,6 +142,16 @@ def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:
         raise BronetError(
             f"{path} was made with another recipe ({shown}{more}); resume with the old one, or start a new run"
         )
+
+
+def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return the SHA-256 of a checkpoint: names, kinds, shapes and bytes of the tensors, and the metadata."""
+    found = hashlib.sha256(json.dumps([metadata[key] for key in METADATA_KEYS]).encode())
+    for name, tensor in sorted(tensors.items()):
+        plain = tensor.detach().cpu().contiguous()
+        found.update(f"{name} {plain.dtype} {tuple(plain.shape)} ".encode())
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class Training(Learner):
     """A recipe's network while it learns, with all that a step and the end of an epoch change.
 
     `batches` arrive on the training device, where the model lies; with `fsdp` it is moved there part by part, and stays
-    sharded over the processes. Afterwards `first_step` is that of this process, not of one that it resumed.
+    sharded over the processes.
     """
 
     recipe: Recipe
@@ -68,7 +68,7 @@ class Training(Learner):
         stored |= {name: part for name, part in parts.items() if part is not None}
         self.checkpoints = Checkpoints(self.run, recipe, model, stored, self.tally, processes)
         self.snapshot, self.display, self.watch, self.rate = Snapshot(model), Display(), Stopwatch(), 0.0
-        self.first_step, self.teacher_accuracy = 0, math.nan
+        self.teacher_accuracy = math.nan
 
     def fit(self, *, resume: bool = False, progress: bool = True) -> None:
         """Train the model in place to the last epoch of the recipe; a teacher, if the recipe has one, learns first.
@@ -78,7 +78,7 @@ class Training(Learner):
         loss or gradient that is not finite is a `BronetError`, and the last good checkpoint stays.
         """
         first_step, seconds = self.checkpoints.restore(total_steps=self.total_steps) if resume else (0, 0.0)
-        self.first_step, self.watch = first_step, Stopwatch(seconds)
+        self.watch = Stopwatch(seconds)
         batches, count, processes = self.batches, self.batches.steps_per_epoch, self.processes
         if processes.is_main:
             remove_leftovers(self.run)

@@ -99,6 +99,7 @@ def train(
         # torchrun may have started them again
         resume = resume or (processes.restarts > 0 and RunFolder(folder).recipe_file.exists())
         run = _run_to_resume(folder, recipe) if resume else RunFolder(folder)
+        finished = resume and run.weights.exists()  # such a run keeps its weights and its record
         images = Path(data_dir) if data_dir else None
         batches, held_out = open_training(recipe, place, processes, data_dir=images, workers=options.workers)
         # What is sharded need not fit on one device.
@@ -121,8 +122,9 @@ def train(
         tracker = tensorboard_writer()(str(run.tracking)) if options.track and processes.is_main else None
         training = Training(recipe, model, batches, run, processes, held_out, tracker, options.fsdp)
         training.fit(resume=resume, progress=progress)
-        save_model(run.weights, model, recipe=recipe, writes=processes.is_main)
-        if processes.is_main and (training.first_step < training.total_steps or not run.record.exists()):
+        if not finished:
+            save_model(run.weights, model, recipe=recipe, writes=processes.is_main)
+        if processes.is_main and not (finished and run.record.exists()):
             record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
             record["seconds"] = round(training.watch.seconds(), 3)
             if not math.isnan(training.teacher_accuracy):  # the teacher was trained now
