@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,6 +36,10 @@ def certify(
     naive: Annotated[
         bool, typer.Option("--naive", help="Also show the numbers of the literature's way, which is not a proof.")
     ] = False,
+    execution: Annotated[
+        Literal["float32", "bf16"] | None,
+        typer.Option("--execution", help="Also tell how many radii survive where the network runs in fewer digits."),
+    ] = None,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
@@ -69,6 +73,9 @@ def certify(
         )
         if naive:
             show_naive(console, evidence.naive())
+        if execution is not None:
+            place, chosen = options.usable_device(device), evidence.certificate.split
+            show_execution(folder, console, execution, split=chosen, device=place, data_dir=data_dir)
     say(console, f"next:    {options.command_for('report', folder.path)}")
 
 
@@ -108,6 +115,33 @@ def certify_and_show(
     note_of_few(console, len(evidence.rows), split=split, limit=limit)
     say(console, f"rows:    {run.certificate(split).rows}")
     return evidence
+
+
+def show_execution(
+    run: "RunFolder",
+    console: "Console",
+    execution: Literal["float32", "bf16"],
+    *,
+    split: str,
+    device: str,
+    data_dir: Path | None,
+) -> None:
+    """Print what is proved of a certificate in another execution, and what is only measured."""
+    from bronet.certificates.execution import execute_run
+    from bronet.cli.console import say
+
+    done = execute_run(run, execution, split=split, device=device, data_dir=data_dir)
+    if done.surviving is None:
+        say(console, f"{execution}: not proved; no useful bound on rounding is known")
+    else:
+        say(console, f"{execution}: {done.surviving:,} of {done.radii:,} radii survive, for the program of the proof")
+        shares = (f"{eps}: {new:.1%} ({old:.1%} in float64)" for eps, (old, new) in done.certified.items())
+        say(console, f"certified in {execution} at {', '.join(shares)}")
+    say(
+        console,
+        f"measured, not proved: in {execution} the network gives another class to {done.other_classes:,} of "
+        f"{done.images:,} images; logits differ by at most {done.largest_difference:.1e}",
+    )
 
 
 def verify(

@@ -13,14 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, UNIT_ROUNDOFF, Join, ProvedMap, gamma, up
+from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, Join, ProvedMap, arithmetic, gamma_of_proof, up
 
 # Per-image scalars are products and sums of a few positive numbers for each layer; this outweighs their rounding.
 TENSOR_SLACK = 1 + 2.0**-44
-
-# Norms, constants and 2^53 rounding gains (which bound the absolute sums inside a layer) must stay below this, so that
-# no product, sum or square in a layer can overflow at a point of the ball.
-LARGEST = 2.0**400
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Budget:
         """Return the bounds of the images themselves."""
         size = norm_rounded_up(images)
         zero = torch.zeros_like(size)
-        return cls(zero, zero, zero, size, size, zero + 1, torch.full_like(zero, LARGEST))
+        return cls(zero, zero, zero, size, size, zero + 1, torch.full_like(zero, arithmetic().largest))
 
     @classmethod
     def together(cls, inputs: Sequence["Budget"], join: Join) -> "Budget":
@@ -76,9 +72,10 @@ class Budget:
 
     def reach_within(self, layer: ProvedMap) -> Float[Tensor, " b"]:
         """Return a distance from the image within which nothing in this map or an earlier one can overflow."""
-        sums = max(layer.lipschitz, max(layer.gain, layer.offset) / UNIT_ROUNDOFF)
-        free = (LARGEST - self.elsewhere) / self.growth / TENSOR_SLACK
-        reach = torch.minimum(self.reach, free if sums < LARGEST else torch.zeros_like(free))
+        unit, largest = arithmetic().unit, arithmetic().largest
+        sums = max(layer.lipschitz, max(layer.gain, layer.offset) / unit)
+        free = (largest - self.elsewhere) / self.growth / TENSOR_SLACK
+        reach = torch.minimum(self.reach, free if sums < largest else torch.zeros_like(free))
         return reach.clamp_min(0).nan_to_num(0.0)  # a norm that is not finite has no reach
 
 
@@ -95,7 +92,7 @@ def joined_constant(constants: Sequence[float], join: Join) -> float:
 def norm_rounded_up(x: Tensor) -> Float[Tensor, " b"]:
     """Return an upper bound on the norm of every image's activations."""
     norm = torch.linalg.vector_norm(x, dim=tuple(range(1, x.ndim)))  # in the order of its memory: flattening would copy
-    return norm * (1 + gamma(x.shape[1:].numel() + 2)) + NORM_UNDERFLOW
+    return norm * (1 + gamma_of_proof(x.shape[1:].numel() + 2)) + NORM_UNDERFLOW
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:

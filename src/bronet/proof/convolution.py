@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.ortho.spectrum import spectrum_blocks
-from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, gamma, up
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, gamma_of_proof, up
 from bronet.proof.spectral import gram_error, largest_eigenvalue, power_of_two_scale
 
 # Channels whose patches are held at a time: memory, not accuracy.
@@ -57,7 +57,7 @@ def explicit_norm(
     for patch in index:  # every output pixel sees one patch; pixels outside the image share the last row
         JJ[patch[:, None], patch[None, :]] += gram
     overlaps = math.ceil(kh / stride) * math.ceil(kw / stride)
-    error = gamma(c_out + overlaps) * absolute_convolution_norm(kernel) ** 2
+    error = gamma_of_proof(c_out + overlaps) * absolute_convolution_norm(kernel) ** 2
     return up(up(math.sqrt(largest_eigenvalue(JJ[:-1, :-1], up(error)))) * scale)
 
 
@@ -84,7 +84,7 @@ def circular_norm(kernel: Float[Tensor, "c_out c_in kh kw"], grid: tuple[int, in
         blocks = blocks.mT
     # The stored spectrum differs from the exact one by the cosines' error and the sums' rounding, both relative to the
     # sums of |taps|; real and imaginary part make the root of two, and the factor two rounds those sums up.
-    error = gamma(taps + TRIGONOMETRIC_ULPS)
+    error = gamma_of_proof(taps + TRIGONOMETRIC_ULPS)
     spread = 2 * error * math.sqrt(2.0) * float(kernel.abs().sum((2, 3)).square().sum().sqrt())
     squared = largest_eigenvalue(blocks.mT @ blocks, gram_error(blocks))
     return up((up(math.sqrt(squared)) + up(spread)) * scale)
@@ -94,7 +94,7 @@ def absolute_convolution_norm(kernel: Float[Tensor, "c_out c_in kh kw"]) -> floa
     """Return an upper bound on the norm of the convolution with |kernel|, on images of any size."""
     magnitude = kernel.double().abs()
     into_output, from_input = float(magnitude.sum((1, 2, 3)).max()), float(magnitude.sum((0, 2, 3)).max())
-    return up(math.sqrt(into_output) * math.sqrt(from_input) * (1 + gamma(magnitude.numel())))
+    return up(math.sqrt(into_output) * math.sqrt(from_input) * (1 + gamma_of_proof(magnitude.numel())))
 
 
 def kept_size_norm(kernel: Float[Tensor, "c_out c_in k k"], size: tuple[int, int], *, circular: bool) -> float:
@@ -118,8 +118,8 @@ def weighted_sum_norm(kernel: Float[Tensor, "c_out c_in k k"], weights: Float[Te
     per_output = magnitude.sum((2, 3))
     absolute = (per_output.mT @ (per_output @ weights)) / weights
     length = c_out * k * k
-    exact = sums + gamma(length) * absolute
-    further = gamma(c_in * (2 * k - 1) ** 2 + length + 4)  # the sums over taps and channels, and the division
+    exact = sums + gamma_of_proof(length) * absolute
+    further = gamma_of_proof(c_in * (2 * k - 1) ** 2 + length + 4)  # the sums over taps and channels, and the division
     return up(math.sqrt(float((exact * (1 + further)).max())))
 
 

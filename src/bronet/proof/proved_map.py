@@ -18,6 +18,8 @@ reaches through names of its own file is not looked at; such names should be fun
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -58,8 +60,47 @@ def up(value: float) -> float:
     return value * _SCALAR_SLACK + UNDERFLOW
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """In what a program runs: its unit roundoff, how often a stored number counts as rounded, and the largest norm.
+
+    Norms, constants and rounding gains over u (which bound the absolute sums inside a layer) must stay below `largest`,
+    so that no product, sum or square in a layer can overflow at a point of the ball.
+    """
+
+    unit: float = UNIT_ROUNDOFF
+    constants: int = 0
+    largest: float = 2.0**400
+
+
+FLOAT64 = Arithmetic()
+FLOAT32 = Arithmetic(unit=2.0**-24, constants=8, largest=2.0**60)
+_arithmetic: ContextVar[Arithmetic] = ContextVar("arithmetic", default=FLOAT64)
+
+
+def arithmetic() -> Arithmetic:
+    """Return the arithmetic of the programs that are proved now."""
+    return _arithmetic.get()
+
+
+@contextmanager
+def executed_in(wanted: Arithmetic) -> Iterator[None]:
+    """Prove and certify programs that run in this arithmetic; the proofs themselves are computed in float64."""
+    token = _arithmetic.set(wanted)
+    try:
+        yield
+    finally:
+        _arithmetic.reset(token)
+
+
 def gamma(n: int) -> float:
-    """Return gamma_n = n u / (1 - n u), rounded up."""
+    """Return gamma_n = n u / (1 - n u) of the program's arithmetic, rounded up, its rounded constants counted."""
+    nu = (n + arithmetic().constants) * arithmetic().unit
+    return up(nu / (1 - nu) if nu < 1 else math.inf)
+
+
+def gamma_of_proof(n: int) -> float:
+    """Return gamma_n of float64, in which every bound is computed, rounded up."""
     nu = n * UNIT_ROUNDOFF
     return up(nu / (1 - nu))
 

@@ -19,7 +19,7 @@ from bronet.errors import BronetError
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled, with_ridge
-from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma, up
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma_of_proof, up
 from bronet.proof.spectral import absolute_norm, gram_error, largest_eigenvalue, largest_singular_value
 
 # Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect: N^4
@@ -97,11 +97,11 @@ def a_priori_reflector_norm(c: int, n: int, *, ridge: float) -> float:
     known grid, and it assumes that the solver is row-wise backward stable (substitution).
     """
     relative = ridge / (2 * n)
-    defect = gamma(2 * c) + 4 * gamma(2 * n + 2)
+    defect = gamma_of_proof(2 * c) + 4 * gamma_of_proof(2 * n + 2)
     if relative <= 2 * defect:
         raise BronetError(
             f"ridge must exceed the rounding of a {2 * c} x {2 * n} Gram matrix, got {ridge}; pass input_size"
         )
     condition = (1 + ridge + 2 * n * defect) / (relative - defect)
-    kappa = gamma(2 * n) * math.sqrt(2 * n * condition)
+    kappa = gamma_of_proof(2 * n) * math.sqrt(2 * n * condition)
     return reflector_norm(up((1 + _BASIS_DEFECT) / (1 - kappa) ** 2))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.proof.proved_map import UNIT_ROUNDOFF, gamma, up
+from bronet.proof.proved_map import UNIT_ROUNDOFF, gamma_of_proof, up
 
 # Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper. They go on while they
 # still find more from one look to the next, for at most this share of n: about as many operations as the
@@ -81,18 +81,18 @@ def power_of_two_scale(A: Tensor) -> float:
 def gram_error(A: Float[Tensor, "*batch m n"]) -> float:
     """Return an upper bound on the norm of fl(A'A) - A'A: gamma_m times the largest squared Frobenius norm."""
     squares = A.double().square().sum((-2, -1)).max()
-    return up(gamma(A.shape[-2]) * float(squares) * (1 + gamma(A.shape[-1] * A.shape[-2])))
+    return up(gamma_of_proof(A.shape[-2]) * float(squares) * (1 + gamma_of_proof(A.shape[-1] * A.shape[-2])))
 
 
 def absolute_norm(A: Float[Tensor, "*batch m n"]) -> float:
     """Return an upper bound on the spectral norm of |A| (entries made positive), from row and column sums."""
     A = A.double().abs()
     rows, columns = float(A.sum(-1).max()), float(A.sum(-2).max())
-    return up(math.sqrt(rows) * math.sqrt(columns) * (1 + gamma(A.shape[-1] + A.shape[-2])))
+    return up(math.sqrt(rows) * math.sqrt(columns) * (1 + gamma_of_proof(A.shape[-1] + A.shape[-2])))
 
 
 def _row_sum(M: Tensor) -> float:
-    return float(M.abs().sum(-1).max()) * (1 + gamma(M.shape[-1] + 1))
+    return float(M.abs().sum(-1).max()) * (1 + gamma_of_proof(M.shape[-1] + 1))
 
 
 def _estimate(M: Float[Tensor, "batch n n"]) -> float:
@@ -136,6 +136,6 @@ def _cholesky_bound(M: Float[Tensor, "batch n n"], bound: float) -> float | None
     if bool(info.any()) or not bool(torch.isfinite(L).all()):
         return None
     residual = float(torch.linalg.matrix_norm(shifted - L @ L.mT).max())  # Frobenius
-    product = gamma(n + 1) * float(L.square().sum((-2, -1)).max())  # what the rounding of L L' can hide
+    product = gamma_of_proof(n + 1) * float(L.square().sum((-2, -1)).max())  # what the rounding of L L' can hide
     subtraction = UNIT_ROUNDOFF * (bound + float(M.diagonal(dim1=-2, dim2=-1).abs().max()))
-    return up(bound + (residual + product) * (1 + gamma(n * n + 4)) + subtraction)
+    return up(bound + (residual + product) * (1 + gamma_of_proof(n * n + 4)) + subtraction)

@@ -1,0 +1,114 @@
+"""What is left of certificates where a program runs in fewer digits: proved for float32, measured for the network.
+
+Proved: the program of the proof, its numbers rounded to float32 and every operation in float32, gives the class of the
+certificate at every float32 point within the smaller radius. The assumptions are those of docs/soundness.md with
+u = 2^-24: sums in any order, with or without fused multiply-add, but no TF32. A stored number counts as rounded with
+every product that it enters; at most 2^40 operations of a layer may underflow, each growing by at most 2^40 behind it.
+
+Measured: how often the network's own forward pass, whose operations are others, gives another class at the images
+themselves. That proves nothing of other points.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bronet.certificates.run import images_at_once
+from bronet.data import ImageSet, load_images
+from bronet.graph.network import ProvedNetwork, prove
+from bronet.layers import frozen
+from bronet.proof.proved_map import FLOAT32, executed_in
+from bronet.radius import certified_at
+from bronet.recipe.schema import parse_budget
+from bronet.run.certificate import read_certificate
+from bronet.run.folder import RunFolder, open_run
+from bronet.run.weights import load_model
+
+Execution = Literal["float32", "bf16"]
+FLOAT32_UNDERFLOW = 2.0**-42
+"""In norm: operations that lose 2^-126 each, and squares that vanish from a norm."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Certificates in float64, those that are proved for the execution (None in bf16), and the measured differences.
+
+    `certified` has a pair of shares for every radius asked for: in float64, and proved for the execution.
+    """
+
+    images: int
+    radii: int
+    surviving: int | None
+    certified: dict[str, tuple[float, float]]
+    other_classes: int
+    largest_difference: float
+
+
+def execute_run(
+    run: RunFolder | Path | str,
+    execution: Execution,
+    *,
+    split: str = "test",
+    device: torch.device | str = "cpu",
+    data_dir: Path | str | None = None,
+) -> Executed:
+    """Return what is left of a run's certificate in another execution; nothing is written."""
+    run = open_run(run)
+    certificate = read_certificate(run.certificate(split).facts)
+    images = load_images(run.recipe.data, split, limit=certificate.images, data_dir=data_dir, classes=run.classes()).to(
+        device
+    )
+    return execute(load_model(run, device=device), images, execution, eps=certificate.eps)
+
+
+@torch.no_grad()
+def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Sequence[str]) -> Executed:
+    """Return what is left of the certificates of images where the network runs in float32, or in bf16."""
+    shape, proves = tuple(images.images.shape[1:]), execution == "float32"
+    network = prove(model.eval(), shape)
+    with executed_in(FLOAT32):
+        shorter = in_float32(prove(model, shape)) if proves else None
+    columns: list[tuple[Tensor, ...]] = []
+    with frozen(model):
+        for index in torch.arange(len(images), device=images.labels.device).split(images_at_once(network.device)):
+            pixels = images.pixels(index, dtype=torch.float64)
+            wide = network.certify(pixels)
+            with executed_in(FLOAT32):
+                narrow = shorter.certify(pixels).radius if shorter else torch.zeros_like(wide.radius)
+            with torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=not proves):
+                logits = model(pixels.float()).double()
+            other = logits.argmax(dim=1) != wide.prediction
+            distance = (logits - network.logits(pixels)).abs().amax(dim=1)
+            columns.append((wide.prediction == images.labels[index], wide.radius, narrow, other, distance))
+    correct, wide_radius, narrow_radius, other, distance = (torch.cat(column) for column in zip(*columns, strict=True))
+    shares = {
+        text: (
+            float(certified_at(wide_radius, correct, parse_budget(text)).double().mean()),
+            float(certified_at(narrow_radius, correct, parse_budget(text)).double().mean()),
+        )
+        for text in eps
+    }
+    return Executed(
+        images=len(images),
+        radii=int((wide_radius > 0).sum()),
+        surviving=int((narrow_radius > 0).sum()) if proves else None,
+        certified=shares,
+        other_classes=int(other.sum()),
+        largest_difference=float(distance.max()),
+    )
+
+
+def in_float32(network: ProvedNetwork) -> ProvedNetwork:
+    """Return a network that was proved for float32, with the loss of operations that underflow counted.
+
+    Its `certify` has to be called inside `executed_in(FLOAT32)`, too.
+    """
+    nodes = (
+        replace(node, proved=replace(node.proved, offset=node.proved.offset + FLOAT32_UNDERFLOW))
+        for node in network.nodes
+    )
+    return replace(network, nodes=tuple(nodes))
