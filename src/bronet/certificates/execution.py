@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bronet.certificates.run import images_at_once
 from bronet.data import ImageSet, load_images
+from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.proof.proved_map import FLOAT32, executed_in
@@ -79,8 +80,7 @@ def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Se
             wide = network.certify(pixels)
             with executed_in(FLOAT32):
                 narrow = shorter.certify(pixels).radius if shorter else torch.zeros_like(wide.radius)
-            with torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=not proves):
-                logits = model(pixels.float()).double()
+            logits = _logits(model, pixels, execution)
             other = logits.argmax(dim=1) != wide.prediction
             distance = (logits - network.logits(pixels)).abs().amax(dim=1)
             columns.append((wide.prediction == images.labels[index], wide.radius, narrow, other, distance))
@@ -100,6 +100,15 @@ def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Se
         other_classes=int(other.sum()),
         largest_difference=float(distance.max()),
     )
+
+
+def _logits(model: nn.Module, pixels: Tensor, execution: Execution) -> Tensor:
+    try:
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=execution == "bf16"):
+            return model(pixels.float()).double()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise BronetError(f"{execution} must be known to every layer on this device, but: {reason}") from None
 
 
 def in_float32(network: ProvedNetwork) -> ProvedNetwork:
