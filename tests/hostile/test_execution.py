@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bronet import Chain, certified_radius, prove
 from bronet.attack import l2_pgd
-from bronet.certificates.execution import in_float32
+from bronet.certificates.execution import execute_run, in_float32
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.data import load_dataset
