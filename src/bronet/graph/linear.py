@@ -1,4 +1,4 @@
-"""Rules of products with constants, shifts, sums, means and changes of size."""
+"""Rules of products with constants, shifts, sums and means."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from bronet.graph.operations import BY_DEFINITION, Apply, Input, NoRuleError, Output, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
+from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 PRODUCT = "multiplies activations by activations"
@@ -251,68 +251,6 @@ def _summed(out: Output, x: Input, axes: Sequence[int], keepdim: bool, *, is_mea
     # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
     apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
     return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), UNDERFLOW, BY_DEFINITION)
-
-
-# Means over windows and changes of size: R x C' on every channel. What they do to unit vectors gives R and C.
-
-
-def _units(n: int) -> Tensor:
-    return torch.eye(n, dtype=torch.float64)[:, None]
-
-
-@rule_of("avg_pool2d")
-def avg_pool2d(
-    out: Output,
-    input: Input,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> ProvedMap:
-    if divisor_override is not None:
-        raise NoRuleError("only means over whole windows are bounded")
-    sizes, steps, sides = pair_of(kernel_size), pair_of(kernel_size if stride is None else stride), pair_of(padding)
-    means = [
-        F.avg_pool1d(_units(n), k, s, p, ceil_mode, count_include_pad)
-        for n, k, s, p in zip(input.shape[-2:], sizes, steps, sides, strict=True)
-    ]
-    return _along_axes(means, out)
-
-
-@rule_of("adaptive_avg_pool2d")
-def adaptive_avg_pool2d(out: Output, input: Input, output_size: object) -> ProvedMap:
-    sizes = zip(input.shape[-2:], out.shape[-2:], strict=True)
-    return _along_axes([F.adaptive_avg_pool1d(_units(n), m) for n, m in sizes], out)
-
-
-@rule_of("interpolate")
-def interpolate(
-    out: Output,
-    input: Input,
-    size: object = None,
-    scale_factor: object = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> ProvedMap:
-    whole = isinstance(scale_factor, (int, float, type(None))) and float(scale_factor or 1).is_integer()
-    if mode not in ("nearest", "bilinear") or len(input.shape) != 3 or antialias or not whole:
-        raise NoRuleError("only sizes and whole factors, to the nearest or bilinear, are bounded")
-    kind, sizes = mode.replace("bilinear", "linear"), zip(input.shape[-2:], out.shape[-2:], strict=True)
-    return _along_axes(
-        [F.interpolate(_units(n), m, mode=kind, align_corners=align_corners) for n, m in sizes],
-        out,
-    )
-
-
-def _along_axes(images_of_units: Sequence[Tensor], out: Output) -> ProvedMap:
-    R, C = (images[:, 0].mT.clone() for images in images_of_units)
-    products = [Product(largest_singular_value(t), absolute_norm(t), t.shape[1]) for t in (C, R)]
-    norm, gain = norm_of_products(products), gain_of_products(products)
-    return ProvedMap(lambda x: R @ (x @ C.mT), out.shape, norm, gain, UNDERFLOW, BY_DEFINITION)
 
 
 @rule_of("log_softmax")
