@@ -190,7 +190,7 @@ def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
 def test_what_a_forward_refuses_has_no_proof() -> None:
     """Wrong channels, a missing Flatten or a wrong size: the proof is refused as the forward is."""
     cases = [
-        (flattened((3, 4, 4), Normalization((0.5,)), features=48), "Normalization expects images of 1 channels"),
+        (flattened((3, 4, 4), Normalization((0.5,)), features=48), "Normalization expects 1 channels"),
         (flattened((1, 4, 4), Normalization((0.5,)), features=9), "the head expects 9 features"),
         (flattened((2, 4, 4), Bias(1), features=32), r"Bias expects 1 channels, got activations of shape \(2, 4, 4\)"),
         (flattened((2, 4, 4), Centring(1), features=32), "Centring expects 1 channels"),
