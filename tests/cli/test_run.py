@@ -130,12 +130,13 @@ def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
     for folder, eps in ((trained, "1/4"), (second, "1/8")):
         run("certify", str(folder), "--limit", "10", "--eps", eps)
     shown = run("report", str(trained), str(second), "--out", "both").stdout
-    assert names(trained.parent / "both") == PICTURES | {"comparison.md", "comparison.csv", "comparison.json"}
+    compared = {f"comparison.{kind}" for kind in ("html", "md", "csv", "json")}
+    assert names(trained.parent / "both") == PICTURES | compared
     assert all(word in shown for word in ("first", "second", "ε = 1/8", "ε = 1/4"))
     assert "different folder names" in refusal("report", str(trained), str(trained))
     with Path("both/comparison.csv").open() as file:
-        compared = {(row["run"], row["eps"]) for row in csv.DictReader(file)}
-    assert compared == {(name, eps) for name in ("first", "second") for eps in ("1/4", "1/8")}
+        shown_at = {(row["run"], row["eps"]) for row in csv.DictReader(file)}
+    assert shown_at == {(name, eps) for name in ("first", "second") for eps in ("1/4", "1/8")}
 
 
 def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

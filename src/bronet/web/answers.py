@@ -1,6 +1,7 @@
 """What the page is told, as JSON: the runs, one network, what is proved of an image, what an attack found.
 
-Every radius is the float64 certificate's. Numbers that are infinite are null: no point at all changes the class.
+Every radius is the float64 certificate's, written down as there (`recorded`). Numbers that are infinite are null: no
+point at all changes the class.
 """
 
 import math
@@ -17,6 +18,7 @@ from bronet.layers import frozen
 from bronet.records import as_plain
 from bronet.report.figures import Curve, certified_curve, step_curve
 from bronet.report.table import finite_or_none
+from bronet.run.certificate import recorded
 from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Comparison, Served
 from bronet.wording import bound_text
@@ -100,7 +102,7 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
     logits = served.network.logits(image)[0].tolist()
     prediction = int(proved.prediction)
     others = [number for number in range(len(logits)) if number != prediction]
-    distances = proved.targeted[0].tolist()
+    distances = [recorded(distance) for distance in proved.targeted[0].tolist()]
     rivals = [
         {"class": number, "margin": logits[prediction] - logits[number], "radius": finite_or_none(distances[number])}
         for number in sorted(others, key=lambda number: distances[number])
@@ -109,7 +111,7 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
         "picture": picture(image[0]),
         "prediction": prediction,
         "margin": float(proved.margin),
-        "radius": finite_or_none(float(proved.radius)),
+        "radius": finite_or_none(min(distances)),
         "farthest": math.sqrt(image.numel()),
         "rivals": rivals,
     }
