@@ -37,9 +37,7 @@ app.command()(pack)
 
 
 @app.callback()
-def lab(
-    layers: LayersOption = None,
-) -> None:
+def lab(layers: LayersOption = None) -> None:
     """Compute the paper's tables and figures, and what the pages of results print."""
     run_layer_files(layers or [])
 

@@ -22,13 +22,7 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_text
 from bronet.records import rows_of, write_rows
 from bronet.run.attack_rows import AttackRow, read_attack_rows
-from bronet.run.certificate import (
-    Row,
-    check_rows,
-    file_hash,
-    read_certificate,
-    read_certificate_rows,
-)
+from bronet.run.certificate import Row, check_rows, file_hash, read_certificate, read_certificate_rows
 
 FILE = "rows.npz.xz"
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 3, "pb": 3}]

@@ -116,10 +116,7 @@ def _certificate(run: RunFolder, published: RunFolder, split: str) -> dict[Path,
         return {}
     certificate = read_certificate(files.facts)
     check_rows(files.rows, certificate)
-    for path, recorded in (
-        (run.recipe_file, certificate.recipe_sha256),
-        (run.weights, certificate.weights_sha256),
-    ):
+    for path, recorded in ((run.recipe_file, certificate.recipe_sha256), (run.weights, certificate.weights_sha256)):
         if file_hash(path) != recorded:
             raise BronetError(f"the certificate of {run.path} does not hold: {path.name} has changed; certify again")
     certificate = replace(certificate, command=published_text(certificate.command), targeted_sha256=None)

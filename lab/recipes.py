@@ -73,11 +73,7 @@ TABLE_NETWORKS: dict[str, Architecture] = {
     "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
     "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
     "cayley-large": StackArchitecture(
-        layer="cayley",
-        widths=(96, 96, 192, 192),
-        kernels=(3, 1, 3, 1),
-        strides=(1, 2, 1, 2),
-        dense_widths=(1536, 512),
+        layer="cayley", widths=(96, 96, 192, 192), kernels=(3, 1, 3, 1), strides=(1, 2, 1, 2), dense_widths=(1536, 512)
     ),
     "aol-large": StackArchitecture(
         layer="aol",

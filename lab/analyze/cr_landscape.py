@@ -77,10 +77,7 @@ def choose(model: CertifiableModel, images: ImageSet, count: int) -> Int[Tensor,
 
 
 def measure(
-    model: CertifiableModel,
-    images: ImageSet,
-    setting: LandscapeSetting,
-    progress: Callable[[int], None] | None = None,
+    model: CertifiableModel, images: ImageSet, setting: LandscapeSetting, progress: Callable[[int], None] | None = None
 ) -> list[Row]:
     """Return the CR term and the smallest margin at every point of the grid; the model is left as it was."""
     index = choose(model, images, setting.images)

@@ -95,10 +95,7 @@ def _kernels(setting: LOTConditionSetting) -> list[tuple[Tensor, tuple[int, int]
     architecture = StackArchitecture(layer="lot", widths=(c, c, c), kernels=(3, 3, 3), strides=(2, 1, 1))
     recipe = named_recipe("digits/quickstart")
     recipe = replace(
-        recipe,
-        model=architecture,
-        loss=LossRecipe(name="la"),
-        train=replace(recipe.train, seed=setting.seed),
+        recipe, model=architecture, loss=LossRecipe(name="la"), train=replace(recipe.train, seed=setting.seed)
     )
     model = build_model(architecture, dataset_spec("digits"), seed=setting.seed)
     layers = [layer for layer in model.modules() if isinstance(layer, LOTConv2d)]

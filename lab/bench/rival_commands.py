@@ -75,10 +75,7 @@ def layers(
         "figure-5": layer_figures.figure_5(rows),
         "figure-6": layer_figures.figure_6(rows),
     }
-    texts = {
-        "layers.csv": csv_text(rows),
-        "layers.json": json_text(rows, facts=_facts()),
-    }
+    texts = {"layers.csv": csv_text(rows), "layers.json": json_text(rows, facts=_facts())}
     written = _write(out, texts, figures)
     table = Table("layer", "step", "time grows", "MACs grow", "memory grows", "Table 8 memory grows")
     for line in layer_figures.growth(rows):

@@ -77,7 +77,7 @@ ELSEWHERE = {
 
 REMARKS = {
     3: "The gradient of the published complex Cholesky layer differs from finite differences, and its kernels of LOT, "
-    "Cayley and Cholesky are not centred; see docs/deviations.md.",
+    "Cayley and Cholesky are not centred; see docs/deviations.md."
 }
 """What a reader of a table should know of the printed numbers."""
 
@@ -154,10 +154,7 @@ def quantities_of(number: int) -> tuple[Quantity, ...]:
 def _of_accuracy(position: int, name: str) -> Quantity:
     """Clean accuracy at position 0, then the three budgets, in percent."""
     return Quantity(
-        name,
-        lambda row: (row.clean, *row.certified)[position],
-        lambda run: run.statistics.percents[position],
-        1,
+        name, lambda row: (row.clean, *row.certified)[position], lambda run: run.statistics.percents[position], 1
     )
 
 

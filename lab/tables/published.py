@@ -79,13 +79,7 @@ BUDGETS = ("36/255", "72/255", "108/255")
 TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
 TRAIN_IMAGES = {"digits": 1297, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}
 FREE_KEYS = frozenset(
-    {
-        "train.seed",
-        "train.precision",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        "certify.eps",
-    }
+    {"train.seed", "train.precision", "train.checkpoint_every", "train.keep_checkpoints", "certify.eps"}
 )
 """Settings in which a run may differ from the named recipe and still be a run of it."""
 

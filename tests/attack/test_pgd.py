@@ -120,15 +120,7 @@ def test_the_generator_decides_the_result() -> None:
     images = _images()
     labels = model(images).argmax(dim=1)
     first, again = (
-        l2_pgd(
-            model,
-            images,
-            labels,
-            eps=0.05,
-            steps=3,
-            restarts=3,
-            generator=torch.Generator().manual_seed(4),
-        )
+        l2_pgd(model, images, labels, eps=0.05, steps=3, restarts=3, generator=torch.Generator().manual_seed(4))
         for _ in range(2)
     )
     assert torch.equal(first.images, again.images)

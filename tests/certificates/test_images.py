@@ -135,9 +135,7 @@ def test_certificate_uses_the_weights_loaded_last(trained: tuple[CertifiableMode
     assert torch.equal(fresh, certified_radius(model, images))
 
 
-def test_weights_stored_in_bfloat16_are_certified_as_stored(
-    trained: tuple[CertifiableModel, Tensor, Tensor],
-) -> None:
+def test_weights_stored_in_bfloat16_are_certified_as_stored(trained: tuple[CertifiableModel, Tensor, Tensor]) -> None:
     model, images, _ = trained
     stored = build_model(DIGITS, DATASETS["digits"], seed=0, dtype=torch.bfloat16).eval()
     stored.load_state_dict(model.state_dict())

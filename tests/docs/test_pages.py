@@ -10,11 +10,7 @@ import pytest
 from packaged import clean_environment
 from page_session import PAGES, ROOT, RUN, SHOWN, Block, Session, blocks
 
-PROMISED_ACCURACY = {
-    "README.md": ("quickstart", 0.95),
-    "own_data.md": ("shapes", 0.9),
-    "own_layer.md": ("chain", 0.7),
-}
+PROMISED_ACCURACY = {"README.md": ("quickstart", 0.95), "own_data.md": ("shapes", 0.9), "own_layer.md": ("chain", 0.7)}
 """Runs that a page makes, and the clean accuracy that it leads one to expect of them."""
 pytestmark = pytest.mark.usefixtures("one_thread")
 

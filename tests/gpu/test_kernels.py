@@ -17,10 +17,7 @@ from bronet.recipe import named_recipe, override
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,7 @@ from bronet.training.distributed import BACKENDS, Processes
 from bronet.training.optimizers import FusedNAdam
 from sharded_steps import largest_difference, trained
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ALONE = Processes()
 
 

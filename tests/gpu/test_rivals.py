@@ -12,10 +12,7 @@ from bronet.recipe.dataset import DatasetSpec
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 KINDS = list(CONVOLUTIONS)
 
 

@@ -11,10 +11,7 @@ from bronet.layers import Normalization
 from bronet.proof.proved_map import gamma
 from hostile import KINDS, LAYERS, ONLY_FLOAT64, hostile
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -341,11 +341,7 @@ def test_a_model_in_training_mode_is_proved_as_in_evaluation_and_stays_in_it() -
 
 @pytest.mark.parametrize(
     "module",
-    [
-        nn.AdaptiveAvgPool2d((7, 7)),
-        nn.Softplus(),
-        nn.BatchNorm2d(4, track_running_stats=False),
-    ],
+    [nn.AdaptiveAvgPool2d((7, 7)), nn.Softplus(), nn.BatchNorm2d(4, track_running_stats=False)],
     ids=lambda module: type(module).__name__,
 )
 def test_bounds_that_were_too_small_are_right_or_refused(module: nn.Module) -> None:

@@ -29,11 +29,7 @@ def test_lot_condition_writes_rows_and_figures(tmp_path: Path) -> None:
     options = ["--channels", "4", "--steps", "11", "--training-steps", "1", "--out", str(tmp_path)]
     status, output = run("analyze", "lot-condition", *options)
     assert status == 0
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "lot-condition.csv",
-        "lot-condition.png",
-        "lot-condition.pdf",
-    }
+    assert {path.name for path in tmp_path.iterdir()} == {"lot-condition.csv", "lot-condition.png", "lot-condition.pdf"}
     assert "lot-published" in output
 
 

@@ -7,16 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from bronet import (
-    BROConv2d,
-    BROLinear,
-    BronetError,
-    CholeskyLinear,
-    Householder,
-    LastLayerNormalized,
-    MaxMin,
-    frozen,
-)
+from bronet import BROConv2d, BROLinear, BronetError, CholeskyLinear, Householder, LastLayerNormalized, MaxMin, frozen
 from bronet.layers import (
     Bias,
     Centring,

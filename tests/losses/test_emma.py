@@ -9,8 +9,7 @@ from bronet.errors import BronetError
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.9, -3.0]], dtype=torch.float64)
 GAP = torch.tensor(
-    [[0.0, 1.0, 2.0, 0.5], [1.0, 0.0, 1.0, 1.0], [2.0, 1.0, 0.0, 1.0], [0.5, 1.0, 1.0, 0.0]],
-    dtype=torch.float64,
+    [[0.0, 1.0, 2.0, 0.5], [1.0, 0.0, 1.0, 1.0], [2.0, 1.0, 0.0, 1.0], [0.5, 1.0, 1.0, 0.0]], dtype=torch.float64
 )
 EPS = 0.4
 

@@ -14,10 +14,7 @@ from bronet.losses.labels import checked_logits
 from bronet.radius import margin_radius
 
 IMAGES, CLASSES = 12, 4
-DOUBLE_TOLERANCE = {
-    "rtol": 100 * torch.finfo(torch.float64).eps,
-    "atol": 100 * torch.finfo(torch.float64).eps,
-}
+DOUBLE_TOLERANCE = {"rtol": 100 * torch.finfo(torch.float64).eps, "atol": 100 * torch.finfo(torch.float64).eps}
 
 
 @pytest.fixture

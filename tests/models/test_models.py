@@ -33,11 +33,9 @@ def test_named_model_has_the_papers_parameter_count(name: str, dataset: str, exp
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_named_model_builds_on_the_meta_device(name: str) -> None:
-    dataset = {
-        "bronet-digits": "digits",
-        "bronet-tiny": "tiny-imagenet",
-        "bronet-imagenet": "imagenet",
-    }.get(name, "cifar10")
+    dataset = {"bronet-digits": "digits", "bronet-tiny": "tiny-imagenet", "bronet-imagenet": "imagenet"}.get(
+        name, "cifar10"
+    )
     model = create_model(name, dataset=dataset, device="meta")
     assert all(p.device.type == "meta" for p in model.parameters())
     assert sum(1 for _ in layers_of(model)) > 10

@@ -135,11 +135,7 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
         ("name: digits", "name: digits, border: grey", ["data.border", "black, edge, mirror", "'grey'"]),
         ("name: digits", "name: digits, randaugment_ops: some", ["data.randaugment_ops", "all, photometric", "'some'"]),
         ("lr: 1e-3", "lr: 1e-3, warmup_epochs: 3", ["optim.warmup_epochs", "train.epochs = 2", "3"]),
-        (
-            "lr: 1e-3",
-            "lr: 1e-3, schedule: linear, warmup_epochs: 3",
-            ["optim.warmup_epochs", "train.epochs = 2", "3"],
-        ),
+        ("lr: 1e-3", "lr: 1e-3, schedule: linear, warmup_epochs: 3", ["optim.warmup_epochs", "train.epochs = 2", "3"]),
         ("lr: 1e-3", "lr: 1e-3, schedule: step", ["optim.schedule", "cosine, linear, milestones", "'step'"]),
         ("lr: 1e-3", "lr: 1e-3, name: moun", ["optim.name", "nadam, sgd, muon", "'moun'"]),
         ("lr: 1e-3", "lr: 1e-3, milestones: 3", ["optim.milestones", "list", "3"]),

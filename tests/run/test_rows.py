@@ -32,13 +32,7 @@ radii = st.floats(min_value=0, allow_nan=False)
 
 @given(label=classes, prediction=classes, margin=st.floats(allow_nan=False), radius=radii, naive=radii)
 def test_rows_come_back_with_the_same_bits(
-    *,
-    tmp_path_factory: pytest.TempPathFactory,
-    label: int,
-    prediction: int,
-    margin: float,
-    radius: float,
-    naive: float,
+    *, tmp_path_factory: pytest.TempPathFactory, label: int, prediction: int, margin: float, radius: float, naive: float
 ) -> None:
     row = Row(
         index=7,

@@ -75,9 +75,7 @@ def list_recipes() -> None:
 
 
 @recipes_app.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.")],
-) -> None:
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.")]) -> None:
     """Print a recipe as YAML, every setting written out.
 
     Example:  bronet recipes show cifar10/bronet-m

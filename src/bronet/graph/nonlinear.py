@@ -260,10 +260,7 @@ def interpolate(
     if mode not in ("nearest", "bilinear") or len(input.shape) != 3 or antialias or not whole:
         raise NoRuleError("only sizes and whole factors, to the nearest or bilinear, are bounded")
     kind, sizes = mode.replace("bilinear", "linear"), zip(input.shape[-2:], out.shape[-2:], strict=True)
-    return _along_axes(
-        [F.interpolate(_units(n), m, mode=kind, align_corners=align_corners) for n, m in sizes],
-        out,
-    )
+    return _along_axes([F.interpolate(_units(n), m, mode=kind, align_corners=align_corners) for n, m in sizes], out)
 
 
 def _along_axes(images_of_units: Sequence[Tensor], out: Output) -> ProvedMap:

@@ -179,9 +179,7 @@ def is_single(module: nn.Module) -> bool:
 
 
 def traced(
-    model: nn.Module,
-    images: Tensor | None = None,
-    run_layer: Run = lambda node, module, x: module(x),
+    model: nn.Module, images: Tensor | None = None, run_layer: Run = lambda node, module, x: module(x)
 ) -> fx.Graph:
     """Return the operations of a model's forward in its present mode, or raise naming the line that cannot be read.
 

@@ -58,9 +58,7 @@ def convolution_named(name: str) -> type[AnyConvolution]:
     return CONVOLUTIONS[name]
 
 
-def _created_by_name(
-    _arguments_of: Callable[P, AnyConvolution],
-) -> Callable[Concatenate[str, P], AnyConvolution]:
+def _created_by_name(_arguments_of: Callable[P, AnyConvolution]) -> Callable[Concatenate[str, P], AnyConvolution]:
     def create_convolution(name: str, /, *args: P.args, **kwargs: P.kwargs) -> AnyConvolution:
         """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
 

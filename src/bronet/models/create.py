@@ -11,12 +11,7 @@ from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
 from bronet.models.lipnext import LipNeXt
 from bronet.models.stack import Stack
-from bronet.recipe.architecture import (
-    Architecture,
-    BRONetArchitecture,
-    LipConvNetArchitecture,
-    LipNeXtArchitecture,
-)
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, LipNeXtArchitecture
 from bronet.recipe.dataset import DatasetSpec
 
 GIB = 2**30

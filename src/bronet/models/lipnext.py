@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
-from bronet.layers import (
-    Bias,
-    BROLinear,
-    Flatten,
-    L2NormPool,
-    LastLayerNormalized,
-    Normalization,
-    PixelUnshuffle,
-)
+from bronet.layers import Bias, BROLinear, Flatten, L2NormPool, LastLayerNormalized, Normalization, PixelUnshuffle
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipNeXtArchitecture, parse_fraction, parse_rank

@@ -22,13 +22,7 @@ from bronet.ortho.memory_order import batch_last
 from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled
-from bronet.ortho.spectrum import (
-    fill_channels,
-    rows_of_channels,
-    spectrum_blocks,
-    spectrum_gradient,
-    spectrum_gram,
-)
+from bronet.ortho.spectrum import fill_channels, rows_of_channels, spectrum_blocks, spectrum_gradient, spectrum_gram
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,7 @@ from torch import nn
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_text
-from bronet.pretrained.network import (
-    WEIGHTS,
-    PretrainedConfig,
-    TrainedNetwork,
-    check_weights,
-    class_names,
-    config_text,
-)
+from bronet.pretrained.network import WEIGHTS, PretrainedConfig, TrainedNetwork, check_weights, class_names, config_text
 from bronet.pretrained.places import CONFIG
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys

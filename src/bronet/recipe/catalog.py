@@ -121,9 +121,7 @@ def _lipnext() -> Recipe:
     """LipNeXt-64M with the settings of its paper that are known; the others are BRONet's (docs/lipnext.md)."""
     recipe = _bronet("cifar10", "lipnext-64m", NAMED["lipnext-64m"])
     return replace(
-        recipe,
-        loss=replace(recipe.loss, name="ce"),
-        optim=replace(recipe.optim, name="manifold", weight_decay=0.0),
+        recipe, loss=replace(recipe.loss, name="ce"), optim=replace(recipe.optim, name="manifold", weight_decay=0.0)
     )
 
 
@@ -131,10 +129,7 @@ def _small_lipnext() -> Recipe:
     """A LipNeXt of width 64 and depth 8 for a few minutes on a CPU."""
     recipe = _small()
     return replace(
-        recipe,
-        name="cifar10/lipnext-small",
-        model=NAMED["lipnext-small"],
-        optim=replace(recipe.optim, name="manifold"),
+        recipe, name="cifar10/lipnext-small", model=NAMED["lipnext-small"], optim=replace(recipe.optim, name="manifold")
     )
 
 
