@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from bronet.data import load_dataset
-from bronet.data.embedded import HEADER, IMAGES_FILE, PER_CLASS, ROWS_FILE
+from bronet.data.load import HEADER, IMAGES_FILE, PER_CLASS, ROWS_FILE
 from bronet.files import replace_bytes, replace_text
 
 

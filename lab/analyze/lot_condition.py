@@ -28,8 +28,7 @@ from bronet.ortho.spd import scale_of
 from bronet.ortho.spectrum import centred_spectrum
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
-from bronet.recipe.dataset import dataset_spec
-from bronet.recipe.schema import LossRecipe
+from bronet.recipe.schema import LossRecipe, dataset_spec
 from lab.bench.timed_training import Budget, train_for
 
 NEWTON_STEPS = 50

@@ -39,8 +39,7 @@ from bronet.graph import prove
 from bronet.losses import logit_annealing, ramp
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import StackArchitecture
-from bronet.recipe.dataset import dataset_spec
-from bronet.recipe.schema import check_seed
+from bronet.recipe.schema import check_seed, dataset_spec
 from bronet.report.figures import LIGHT, style
 from bronet.training.loop import Learner, training_loop
 

@@ -20,8 +20,7 @@ from bronet.layers import CONVOLUTIONS, convolution_named
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.dataset import dataset_spec
-from bronet.recipe.schema import Recipe, check_seed, parse_budget
+from bronet.recipe.schema import Recipe, check_seed, dataset_spec, parse_budget
 from lab.bench.layers import first_line
 from lab.bench.timed_training import Budget, train_for
 

@@ -19,7 +19,7 @@ from bronet.layers import CONVOLUTIONS, convolution_named, frozen
 from bronet.losses import cross_entropy
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import LipConvNetArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 from lab.bench.complexity import lipconvnet_cost, lipconvnet_layers
 
 ALL_KINDS = tuple(CONVOLUTIONS)

@@ -11,7 +11,7 @@ from bronet.layers import LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import CertifiableModel
 from bronet.recipe.architecture import BRONetArchitecture
-from bronet.recipe.dataset import DATASETS
+from bronet.recipe.schema import DATASETS
 
 DIGITS = BRONetArchitecture(
     width=8, depth=2, dense_depth=1, dense_width=32, stem_kernel=3, stem_stride=1, stem_padding=1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from bronet.data import ImageSet, load_dataset
-from bronet.data.embedded import sample_indices
+from bronet.data.load import sample_indices
 from bronet.graph.network import prove
 from bronet.models import CertifiableModel, build_model
 from bronet.pretrained import find_network

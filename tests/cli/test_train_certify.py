@@ -12,7 +12,7 @@ from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
 from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.data import ImageSet
-from bronet.data.embedded import load_digits
+from bronet.data.load import load_digits
 from bronet.recipe import Recipe, read_recipe
 from bronet.run.certificate import SEAL
 from bronet.wording import duration_text

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bronet.data.augment import Op, apply_ops, augment, op_tables, random_crop, random_flip
-from bronet.data.embedded import load_digits
+from bronet.data.load import load_digits
 from bronet.data.operations import gather_pixels
 from bronet.data.randomness import generator_for
 from bronet.errors import BronetError

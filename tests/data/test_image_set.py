@@ -11,9 +11,9 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from bronet.data import ImageSet, load_dataset, stratified_split
-from bronet.data.embedded import load_digits
+from bronet.data.load import load_digits
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.recipe.schema import DATASETS, DatasetSpec, dataset_spec
 
 
 def _set(images: Tensor, labels: Tensor, scale: int = 255) -> ImageSet:

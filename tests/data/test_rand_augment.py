@@ -20,7 +20,7 @@ from bronet.data.augment import (
     op_tables,
     rand_augment,
 )
-from bronet.data.embedded import load_digits
+from bronet.data.load import load_digits
 from bronet.data.randomness import generator_for
 from bronet.errors import BronetError
 from bronet.recipe.schema import RandAugmentOps

@@ -10,7 +10,7 @@ import torch
 
 from bronet import BronetError
 from bronet.data import data_folder, load_dataset
-from bronet.data.embedded import IMAGES_FILE, ROWS_FILE, sample_indices
+from bronet.data.load import IMAGES_FILE, ROWS_FILE, sample_indices
 from bronet.data.official import LAYOUTS
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from bronet.layers import CONVOLUTIONS, Flatten, LastLayerNormalized, LipschitzL
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap, exact
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from tiny_run import train_tiny_run

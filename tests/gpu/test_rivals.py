@@ -8,7 +8,7 @@ from bronet.layers import CONVOLUTIONS, create_convolution
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import LipConvNetArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
 

@@ -15,7 +15,7 @@ from bronet.layers import Bias, BROConv2d, BROLinear, CholeskyLinear, Householde
 from bronet.models import build_model
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import NAMED, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.schema import dataset_spec
 
 BATCH = 2
 TINY = {"width": 8, "depth": 2, "dense_depth": 2, "dense_width": 16}

@@ -14,7 +14,7 @@ from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
-from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.schema import dataset_spec
 from bronet.run.folder import create_run
 from bronet.run.weights import save_weights
 from lab.commands import app

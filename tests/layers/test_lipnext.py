@@ -9,7 +9,7 @@ from bronet.graph import prove
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Shift, ShiftedMix
 from bronet.models import build_model
 from bronet.recipe.architecture import LipNeXtArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 from jacobian import singular_values
 
 IMAGES = DatasetSpec("small", 3, 8, 8, 5)

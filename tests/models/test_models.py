@@ -6,7 +6,7 @@ import torch
 from bronet import BROConv2d, BROLinear, BronetError, build_model, create_model, prove
 from bronet.graph.model import layers_of
 from bronet.recipe.architecture import NAMED, BRONetArchitecture, LipConvNetArchitecture
-from bronet.recipe.dataset import DATASETS, DatasetSpec
+from bronet.recipe.schema import DATASETS, DatasetSpec
 
 COUNTS = [
     ("bronet-m", "cifar10", 36.5),

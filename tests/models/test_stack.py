@@ -9,7 +9,7 @@ from bronet import BronetError, build_model, prove
 from bronet.layers import CONVOLUTIONS
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, StackArchitecture
-from bronet.recipe.dataset import DatasetSpec, dataset_spec
+from bronet.recipe.schema import DatasetSpec, dataset_spec
 from bronet.recipe.text import from_text, to_text
 from bronet.training.step import TrainingForward
 

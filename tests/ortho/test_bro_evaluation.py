@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bronet.ortho.bro_convolution import Geometry, Windows, reflect_images
+from bronet.ortho.bro_convolution import Geometry, Windows, batch_last, pixels_first, reflect_images
 from bronet.ortho.bro_evaluation import (
     ByFactor,
     ByFrequency,
@@ -18,7 +18,6 @@ from bronet.ortho.bro_evaluation import (
     trains_in_space,
 )
 from bronet.ortho.bro_in_space import SpatialReflection, fits
-from bronet.ortho.memory_order import batch_last, pixels_first
 from bronet.ortho.reflector import dense_inverse, evaluate, evaluation_factors, reflect, textbook_bro_convolution
 
 RIDGE = 1e-3

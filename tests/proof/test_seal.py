@@ -13,7 +13,7 @@ from bronet.layers import Flatten, LastLayerNormalized, LipschitzLayer, MaxMin
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap, exact, held_by
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.dataset import DATASETS
+from bronet.recipe.schema import DATASETS
 from hostile import LAYERS, hostile
 
 Registration = Callable[[], torch.utils.hooks.RemovableHandle]

@@ -14,7 +14,7 @@ from bronet.layers import LastLayerNormalized, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 from bronet.training.distributed import Parameters
 from bronet.training.muon import Muon, muon_matrices, newton_schulz
 from bronet.training.optimizers import Optimizer, build_optimizer

@@ -186,7 +186,7 @@ def chosen_split(
     What is printed then says that the numbers are a sample's.
     """
     from bronet.data import data_folder
-    from bronet.data.embedded import SAMPLED
+    from bronet.data.load import SAMPLED
     from bronet.data.official import LAYOUTS
 
     if split is not None or data.name != SAMPLED or data_dir is not None or download:

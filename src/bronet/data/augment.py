@@ -34,8 +34,7 @@ from bronet.data.operations import (
 )
 from bronet.data.randomness import Share
 from bronet.errors import BronetError
-from bronet.recipe.dataset import BYTE_SCALE
-from bronet.recipe.schema import Border, DataRecipe, RandAugmentOps
+from bronet.recipe.schema import BYTE_SCALE, Border, DataRecipe, RandAugmentOps
 
 OPERATIONS, MAGNITUDE, LARGEST_MAGNITUDE = 2, 9, 30
 """How many operations an image gets, and how strong they are; the strongest would be 30."""

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 READ = (*FORMATS, "PPM", "TIFF")

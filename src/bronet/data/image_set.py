@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 

@@ -2,30 +2,47 @@
 
 Known sets have their official layouts. Any other name is a folder of one's own, with `train` and `test` (or `val`) as
 folders of class folders or as parquet files. Nothing is downloaded unless that is allowed.
+
+Two sets are in the package. The quick start and the tests use 1,797 handwritten digits (8 x 8 pixels, UCI, CC BY 4.0);
+training and test images come from the same 13 writers. The sample of CIFAR-10 lets one try a trained network: the first
+50 test images of each class, in test order, as one lossless strip of pixels and a table of their test indices and
+labels, made by `scripts/make_cifar10_sample.py`. DIGITS-ATTRIBUTION.txt and CIFAR10-ATTRIBUTION.txt name the authors.
 """
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
 from bronet.data.decode import image_shape
-from bronet.data.embedded import load_digits, load_sample
-from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below
+from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below, stratified_split
 from bronet.data.npz import load_npz
 from bronet.data.official import LAYOUTS, TINY_IMAGENET, load_cifar, provide_cifar, tiny_imagenet
 from bronet.data.parquet import load_parquet, parquet_files
 from bronet.errors import BronetError
-from bronet.recipe.dataset import SPLITS, DatasetSpec
-from bronet.recipe.schema import DataRecipe
+from bronet.recipe.schema import SPLITS, DataRecipe, DatasetSpec, dataset_spec
 
 DIGITS, IMAGENET = "digits", "imagenet"
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
 OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 """The names that folders and files of a split may have."""
+
+TEST_DIGITS = 500
+SPLIT_SEED = 0
+"""Of the digits. Never change this: results for another split cannot be compared."""
+SAMPLED = "cifar10"
+"""The one data set with an embedded sample."""
+PER_CLASS = 50
+IMAGES_FILE = "cifar10-sample.png"
+ROWS_FILE = "cifar10-sample.csv"
+HEADER = "test_index,label"
 
 
 def data_folder(data_dir: Path | str | None) -> Path:
@@ -165,3 +182,41 @@ def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...
             return files
     names = ", ".join(f"{name}/ or {name}*.parquet" for name in OTHER_NAMES[split])
     raise BronetError(f"{root} must hold {names} with the {split} images, found neither")
+
+
+def load_digits(split: str) -> ImageSet:
+    """Return the 1,297 training or the 500 test images; the split is stratified, and always the same."""
+    spec = dataset_spec(DIGITS)
+    with np.load(io.BytesIO(_file("digits.npz")), allow_pickle=False) as arrays:
+        images = torch.from_numpy(arrays["images"]).unsqueeze(1)
+        labels = torch.from_numpy(arrays["labels"]).to(torch.int64)
+    classes = tuple(str(digit) for digit in range(spec.classes))
+    train, test = stratified_split(labels, TEST_DIGITS, SPLIT_SEED)
+    whole = ImageSet(DIGITS, images, labels, classes, spec.scale)
+    return whole.subset({"train": train, "test": test}[split])
+
+
+def load_sample(name: str) -> ImageSet:
+    """Return the embedded sample of a data set, pixel for pixel as in its test set; only CIFAR-10 has one."""
+    if name != SAMPLED:
+        raise BronetError(f"only {SAMPLED} has an embedded sample, got {name}; use the test split")
+    spec = dataset_spec(SAMPLED)
+    strip = np.asarray(Image.open(io.BytesIO(_file(IMAGES_FILE))).convert("RGB"))
+    images = torch.from_numpy(strip.reshape(-1, spec.height, spec.width, spec.channels).transpose(0, 3, 1, 2).copy())
+    labels = torch.tensor([label for _, label in _sample_rows()])
+    return ImageSet(SAMPLED, images, labels, LAYOUTS[SAMPLED].classes, spec.scale)
+
+
+def sample_indices() -> tuple[int, ...]:
+    """Return the position of each image of the sample in the official test set."""
+    return tuple(index for index, _ in _sample_rows())
+
+
+def _sample_rows() -> list[tuple[int, int]]:
+    _, *lines = _file(ROWS_FILE).decode().splitlines()
+    pairs = (line.split(",") for line in lines)
+    return [(int(index), int(label)) for index, label in pairs]
+
+
+def _file(name: str) -> bytes:
+    return resources.files("bronet.data").joinpath(name).read_bytes()

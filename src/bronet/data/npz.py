@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 IMAGE_KEYS, LABEL_KEYS = ("image", "images"), ("label", "labels")
 CHUNK_IMAGES = 4096

@@ -15,7 +15,7 @@ import torch
 from bronet.data.archive import download_file, unpack_archive
 from bronet.data.image_set import FileSet, ImageSet, class_folders
 from bronet.errors import BronetError
-from bronet.recipe.dataset import dataset_spec
+from bronet.recipe.schema import dataset_spec
 
 CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
 PIXEL_BYTES = 3 * 32 * 32

@@ -17,7 +17,7 @@ from bronet.data.archive import unpacking
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 if TYPE_CHECKING:
     import pyarrow.parquet

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
-from bronet.recipe.dataset import BYTE_SCALE
+from bronet.recipe.schema import BYTE_SCALE
 
 IMAGE_KEYS = ("image", "img", "images", "pixel_values")
 LABEL_KEYS = ("label", "labels", "fine_label")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from bronet.data.decode import decode_random, decode_whole
 from bronet.data.image_set import FileSet, ImageSet, stable_hash
 from bronet.errors import BronetError
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 PREFETCHED_BATCHES = 4
 """Batches that each worker prepares ahead."""

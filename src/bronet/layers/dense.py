@@ -32,7 +32,7 @@ from bronet.layers.base import (
 )
 from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
-from bronet.ortho.memory_order import pixels_first
+from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
 from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, up

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
-from bronet.ortho import memory_order
+from bronet.ortho import bro_convolution
 from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, ProvedMap, exact, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.
@@ -55,7 +55,7 @@ def unshuffle(x: Tensor, factor: int) -> Tensor:
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
     if factor == 1:
         return x
-    windows = cut_windows(batch_first(memory_order.batch_last(x)), factor)
+    windows = cut_windows(batch_first(bro_convolution.batch_last(x)), factor)
     halves = windows.is_cuda and windows.element_size() == _HALF_BYTES
     moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
     return batch_first(moved.flatten(2, 4))

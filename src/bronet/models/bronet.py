@@ -22,7 +22,7 @@ from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import BRONetArchitecture, DenseKind, parse_rank
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 _PIXEL_MEAN = 0.5
 

@@ -12,7 +12,7 @@ from bronet.models.lipconvnet import LipConvNet
 from bronet.models.lipnext import LipNeXt
 from bronet.models.stack import Stack
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, LipNeXtArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 GIB = 2**30
 

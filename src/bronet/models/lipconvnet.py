@@ -19,7 +19,7 @@ from bronet.layers.shape import Flatten, PixelUnshuffle
 from bronet.layers.shift import Bias, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipConvNetArchitecture, parse_rank
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 _STAGES = 5
 _RGB_MEAN = (0.4914, 0.4822, 0.4465)

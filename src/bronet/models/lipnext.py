@@ -14,7 +14,7 @@ from bronet.layers import Bias, BROLinear, Flatten, L2NormPool, LastLayerNormali
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipNeXtArchitecture, parse_fraction, parse_rank
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 _PIXEL_MEAN = 0.5
 

@@ -17,7 +17,7 @@ from bronet.layers.registry import create_convolution
 from bronet.layers.shape import Flatten, PixelUnshuffle, ScaledMeanPool
 from bronet.layers.shift import Bias, Normalization
 from bronet.recipe.architecture import StackArchitecture
-from bronet.recipe.dataset import DatasetSpec
+from bronet.recipe.schema import DatasetSpec
 
 _PIXEL_MEAN = 0.5
 

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.memory_order import batch_last
 from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled
@@ -179,3 +178,33 @@ def _moved(x: Float[Tensor, "from c b"], channels: int, source: Window, target: 
     bottom, right = target.size[0] - source.size[0] - top, target.size[1] - source.size[1] - left
     image = x.reshape(*source.size, *x.shape[1:])
     return torch.nn.functional.pad(image, (0, 0, 0, 0, left, right, top, bottom)).flatten(0, 1)
+
+
+def pixels_first(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    """Return images that lie in memory as (b, h, w, c), in which a CPU convolves; the shape stays.
+
+    On a CPU torch moves the entries of a transposed matrix ten times as fast as those of other permutations.
+    """
+    pixels, by_batch = x.permute(0, 2, 3, 1), x.permute(2, 3, 1, 0)
+    if pixels.is_contiguous() or not _moves_matrices(x):
+        return x.contiguous(memory_format=torch.channels_last)
+    if by_batch.is_contiguous():
+        return by_batch.reshape(-1, len(x)).mT.contiguous().view(pixels.shape).permute(0, 3, 1, 2)
+    if x.requires_grad and torch.is_grad_enabled():
+        return x.contiguous(memory_format=torch.channels_last)
+    moved = x.new_empty(pixels.shape)
+    for image, into in zip(x.flatten(2), moved.flatten(1, 2), strict=True):
+        into.copy_(image.mT)
+    return moved.permute(0, 3, 1, 2)
+
+
+def batch_last(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "h w c b"]:
+    """Return images permuted and contiguous as (h, w, c, b): a view if they already lie so in memory."""
+    by_batch = x.permute(2, 3, 1, 0)
+    if by_batch.is_contiguous() or not _moves_matrices(x):
+        return by_batch.contiguous()
+    return pixels_first(x).permute(0, 2, 3, 1).reshape(len(x), -1).mT.contiguous().view(by_batch.shape)
+
+
+def _moves_matrices(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from bronet.ortho.bro_convolution import Geometry
-from bronet.ortho.memory_order import pixels_first
+from bronet.ortho.bro_convolution import Geometry, pixels_first
 from bronet.ortho.real_dft import half_basis, memoized
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of

@@ -9,7 +9,7 @@ from bronet.models import Network, build_model
 from bronet.pretrained.network import load_pretrained
 from bronet.pretrained.places import pretrained_names
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.dataset import DatasetSpec, dataset_spec
+from bronet.recipe.schema import DatasetSpec, dataset_spec
 from bronet.records import nearest
 
 OWN = "own-images"

@@ -17,8 +17,7 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_object
 from bronet.models import Network
 from bronet.pretrained.places import CONFIG, named_folder
-from bronet.recipe.dataset import DatasetSpec
-from bronet.recipe.schema import Recipe
+from bronet.recipe.schema import DatasetSpec, Recipe
 from bronet.recipe.text import differing_keys
 from bronet.records import Place, as_plain, read_record
 from bronet.run.certificate import file_hash

@@ -2,8 +2,7 @@
 
 from bronet.recipe.architecture import BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.catalog import named_recipe, recipe_names
-from bronet.recipe.dataset import dataset_spec
-from bronet.recipe.schema import DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, parse_budget
+from bronet.recipe.schema import DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe, dataset_spec, parse_budget
 from bronet.recipe.text import differing_keys, find_recipe, from_text, override, read_recipe, to_text
 
 __all__ = [

@@ -4,18 +4,21 @@ A recipe is frozen and validated when it is made, and knows no tensors. Perturba
 ("36/255"), exactly as in the paper.
 """
 
+import difflib
 import reprlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import MAX_PIXELS, Architecture, Limits, Padding, check_settings, parse_fraction
-from bronet.recipe.dataset import DATASETS, DatasetSpec, dataset_spec
+from bronet.recipe.architecture import MAX_PIXELS, Architecture, Limits, Padding, Pixels, check_settings, parse_fraction
 from bronet.records import require_range
 
 Border = Literal["black", "edge", "mirror"]
 RandAugmentOps = Literal["all", "photometric"]
 
+SPLITS = ("train", "test", "sample")
+"""Parts of a data set; "sample" is the 500 test images of CIFAR-10 that the package holds."""
+BYTE_SCALE = 255
 SEED_LIMIT = 2**63  # what a torch generator accepts
 MAX_EPOCHS = 1_000_000
 MAX_IMAGES = 1_000_000_000
@@ -42,6 +45,46 @@ def check_seed(seed: int, *, name: str = "seed") -> None:
     """Refuse a seed that a generator could not take."""
     if not 0 <= seed < SEED_LIMIT:
         raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {reprlib.repr(seed)}")
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What a model and a loader must agree on; the value of a pixel is its stored byte divided by `scale`."""
+
+    name: str
+    channels: Annotated[int, Limits(1, 1_024)]
+    height: Pixels
+    width: Pixels
+    classes: Annotated[int, Limits(2, 65_536)]
+    scale: Annotated[int, Limits(1, BYTE_SCALE)] = BYTE_SCALE
+
+    def __post_init__(self) -> None:
+        check_settings(self, f"data set {self.name}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        return self.channels, self.height, self.width
+
+
+_KNOWN = (
+    DatasetSpec("digits", 1, 8, 8, 10, scale=16),  # a pixel counts the ink of a 4 x 4 block
+    DatasetSpec("cifar10", 3, 32, 32, 10),
+    DatasetSpec("cifar100", 3, 32, 32, 100),
+    DatasetSpec("tiny-imagenet", 3, 64, 64, 200),
+    DatasetSpec("imagenet", 3, 224, 224, 1000),
+)
+DATASETS = {spec.name: spec for spec in _KNOWN}
+
+
+def dataset_spec(name: str) -> DatasetSpec:
+    """Return the description of a known data set; an unknown name raises and suggests the nearest one."""
+    if name in DATASETS:
+        return DATASETS[name]
+    near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    own = "a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
+    hint = f'did you mean "{near[0]}"?' if near else own
+    raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}; {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +134,7 @@ class DataRecipe:
         if self.name in DATASETS or not any(own):
             if any(own):
                 raise BronetError(f"shape and classes of the known data set {self.name} are fixed; leave them out")
-            return DATASETS.get(self.name) or dataset_spec(self.name)
+            return dataset_spec(self.name)
         return DatasetSpec(self.name, *own)
 
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text
-from bronet.recipe.dataset import SPLITS
-from bronet.recipe.schema import Recipe
+from bronet.recipe.schema import SPLITS, Recipe
 from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
 

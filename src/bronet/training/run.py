@@ -31,8 +31,7 @@ from bronet.errors import BronetError
 from bronet.files import held
 from bronet.models import build_model
 from bronet.models.create import require_memory
-from bronet.recipe.dataset import DATASETS
-from bronet.recipe.schema import DataRecipe, Recipe
+from bronet.recipe.schema import DATASETS, DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.training.checkpoint import check_recipe, save_model
 from bronet.training.distributed import Processes, joined_processes

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bronet.certificates.run import certify_images, layer_bounds, naive_gap_lipschitz
 from bronet.data import ImageSet, load_images
-from bronet.data.embedded import SAMPLED
+from bronet.data.load import SAMPLED
 from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.models import CertifiableModel
