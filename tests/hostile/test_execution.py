@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bronet import Chain, certified_radius, prove
 from bronet.attack import l2_pgd
-from bronet.certificates.execution import execute_run, in_float32
+from bronet.certificates.execution import execute_run
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.data import load_dataset
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def network_in_float32(model: nn.Module, shape: tuple[int, ...]) -> ProvedNetwork:
     with executed_in(FLOAT32):
-        return in_float32(prove(model, shape))
+        return prove(model, shape)
 
 
 def program_in_float32(network: ProvedNetwork) -> fx.GraphModule:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from bronet import BronetError
 from bronet.proof.convolution import circulant_norm, convolution_norm, explicit_norm
-from bronet.proof.proved_map import Product, ProvedMap, gain_of_products, gamma, up
+from bronet.proof.proved_map import Product, ProvedMap, gamma, rounding_of_products, up
 from bronet.proof.reflector import a_priori_reflector_norm
 from bronet.proof.spectral import absolute_norm, largest_eigenvalue, largest_singular_value
 from jacobian import jacobian
@@ -94,7 +94,7 @@ def test_gain_covers_the_rounding_of_real_products() -> None:
     A, B, x = (t.float().double() for t in (A, B, x))
     products = [Product(largest_singular_value(M), absolute_norm(M), M.shape[1]) for M in (A, B)]
     scale = 2.0**29  # float32's unit roundoff over float64's
-    gain = gain_of_products(products) * scale
+    gain = rounding_of_products(products)[0] * scale
     computed = (B.float() @ (A.float() @ x.float())).double()
     error = (computed - B @ (A @ x)).norm(dim=0)
     assert (error <= gain * x.norm(dim=0) * (1 + 1e-6)).all()

@@ -3,14 +3,14 @@
 Proved: the program of the proof, its numbers rounded to float32 and every operation in float32, gives the class of the
 certificate at every float32 point within the smaller radius. The assumptions are those of docs/soundness.md with
 u = 2^-24: sums in any order, with or without fused multiply-add, but no TF32. A stored number counts as rounded with
-every product that it enters; at most 2^40 operations of a layer may underflow, each growing by at most 2^40 behind it.
+every product that it enters; what underflows is counted where it does (`bronet.proof.proved_map.FLOAT32`).
 
 Measured: how often the network's own forward pass, whose operations are others, gives another class at the images
 themselves. That proves nothing of other points.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bronet.certificates.run import images_at_once
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.graph.network import ProvedNetwork, prove
+from bronet.graph.network import prove
 from bronet.layers import frozen
 from bronet.proof.proved_map import FLOAT32, executed_in
 from bronet.radius import certified_at
@@ -30,8 +30,6 @@ from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
 
 Execution = Literal["float32", "bf16"]
-FLOAT32_UNDERFLOW = 2.0**-42
-"""In norm: operations that lose 2^-126 each, and squares that vanish from a norm."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Se
     shape, proves = tuple(images.images.shape[1:]), execution == "float32"
     network = prove(model.eval(), shape)
     with executed_in(FLOAT32):
-        shorter = in_float32(prove(model, shape)) if proves else None
+        shorter = prove(model, shape) if proves else None
     columns: list[tuple[Tensor, ...]] = []
     with frozen(model):
         for index in torch.arange(len(images), device=images.labels.device).split(images_at_once(network.device)):
@@ -109,15 +107,3 @@ def _logits(model: nn.Module, pixels: Tensor, execution: Execution) -> Tensor:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise BronetError(f"{execution} must be known to every layer on this device, but: {reason}") from None
-
-
-def in_float32(network: ProvedNetwork) -> ProvedNetwork:
-    """Return a network that was proved for float32, with the loss of operations that underflow counted.
-
-    Its `certify` has to be called inside `executed_in(FLOAT32)`, too.
-    """
-    nodes = (
-        replace(node, proved=replace(node.proved, offset=node.proved.offset + FLOAT32_UNDERFLOW))
-        for node in network.nodes
-    )
-    return replace(network, nodes=tuple(nodes))

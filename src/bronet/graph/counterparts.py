@@ -28,7 +28,7 @@ from bronet.layers import (
 )
 from bronet.layers.base import OneLipschitz
 from bronet.layers.shape import ScaledMeanPool
-from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma
+from bronet.proof.proved_map import ProvedMap, arithmetic, gamma
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RepeatedPixels(OneLipschitz):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         (c, h, w), factor = shape, self.factor
         apply = lambda x: repeated_pixels(x, factor) / factor  # noqa: E731
-        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), UNDERFLOW)
+        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), arithmetic().underflow)
 
 
 def repeated_pixels(x: Tensor, factor: int) -> Tensor:

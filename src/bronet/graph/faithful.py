@@ -12,6 +12,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bronet.errors import BronetError
+from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.convolution import Convolution
 
@@ -66,12 +67,14 @@ def _replaces_a_method(module: nn.Module) -> bool:
 
 
 def _overrides_forward(module: nn.Module) -> bool:
-    """Whether a Lipschitz layer's forward was defined anew below the class whose proof it inherits."""
+    """Whether a forward was defined anew below the class whose proof it inherits, that of a block below its parts'."""
 
     def place(*names: str) -> int:
         return next(n for n, above in enumerate(kind.__mro__) if any(name in vars(above) for name in names))
 
     kind = type(module)
+    if isinstance(module, Block) and kind.forward is not Block.forward:
+        return True
     if isinstance(module, Convolution) and place("convolve") < place("proved_convolve", "proved"):
         return True
     return isinstance(module, LipschitzLayer) and place("forward") < place("proved")

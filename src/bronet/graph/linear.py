@@ -12,7 +12,9 @@ from torch import Tensor
 from bronet.graph.operations import BY_DEFINITION, Apply, Input, NoRuleError, Output, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, up
+from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
+from bronet.proof.proved_map import linear as linear_map
+from bronet.proof.proved_map import shift as shift_map
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 PRODUCT = "multiplies activations by activations"
@@ -26,8 +28,8 @@ def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None
         raise NoRuleError("complex weights are not bounded")
     weight = weight.detach().double().clone()
     norm = largest_singular_value(weight)
-    gain = gain_of_products([Product(norm, absolute_norm(weight), weight.shape[1])])
-    plain = ProvedMap(lambda x: x @ weight.mT, out.shape, norm, gain, UNDERFLOW, _OF_WEIGHTS)
+    products = [Product(norm, absolute_norm(weight), weight.shape[1])]
+    plain = linear_map(lambda x: x @ weight.mT, out.shape, products, norm, _OF_WEIGHTS)
     are_logits = out.is_last and len(out.shape) == 1
     return replace(_biased(plain, bias), gaps=upper_gaps(weight) if are_logits else None)
 
@@ -45,20 +47,7 @@ def _biased(plain: ProvedMap, bias: Tensor | None, axis: int = -1) -> ProvedMap:
     """Return a linear map with a bias along an axis of its output, counted from the end."""
     if bias is None:
         return plain
-    column = bias.detach().double().clone().view(-1, *(1 for _ in range(-1 - axis)))
-    size = _norm_of(column, plain.output_shape)
-    apply, gain = plain.apply, plain.gain
-    return replace(
-        plain,
-        apply=lambda x: apply(x) + column,
-        gain=up(gain + gamma(1) * (plain.lipschitz + gain)),
-        offset=up(plain.offset + gamma(1) * (size + plain.offset) + UNDERFLOW),
-    )
-
-
-def _norm_of(constant: Tensor, shape: tuple[int, ...]) -> float:
-    """Return an upper bound on the norm of a constant that is repeated to a shape."""
-    return float(torch.linalg.vector_norm(constant.expand(shape))) * (1 + gamma(math.prod(shape) + 2))
+    return shifted(plain, bias.detach().double().clone().view(-1, *(1 for _ in range(-1 - axis))))
 
 
 @rule_of("conv2d")
@@ -98,8 +87,7 @@ def conv2d(
         product = flat @ patches.unflatten(1, (groups, -1))
         return product.flatten(1, 2).unflatten(-1, image)
 
-    plain = ProvedMap(apply, out.shape, norm, gain_of_products(products), UNDERFLOW, _OF_WEIGHTS)
-    return _biased(plain, bias, axis=-3)
+    return _biased(linear_map(apply, out.shape, products, norm, _OF_WEIGHTS), bias, axis=-3)
 
 
 @rule_of("conv_transpose2d")
@@ -123,14 +111,14 @@ def conv_transpose2d(
     norm = max(convolution_norm(part, size, stride=steps[0], padding=sides[0]) for part in sparse)
     # A sum over channels for every tap, then one over the taps that meet in a pixel.
     length = kernel.shape[0] // groups + math.prod(taps)
-    gain = gain_of_products([Product(norm, max(absolute_convolution_norm(part) for part in sparse), length)])
+    products = [Product(norm, max(absolute_convolution_norm(part) for part in sparse), length)]
     flat = kernel.flatten(1).unflatten(0, (groups, -1)).mT  # g c_out/g*k*k c_in/g
 
     def apply(x: Tensor) -> Tensor:
         patches = (flat @ x.flatten(2).unflatten(1, (groups, -1))).flatten(1, 2)
         return F.fold(patches, size, taps, dilation=dilations, padding=sides, stride=steps)
 
-    return _biased(ProvedMap(apply, out.shape, norm, gain, UNDERFLOW, _OF_WEIGHTS), bias, axis=-3)
+    return _biased(linear_map(apply, out.shape, products, norm, _OF_WEIGHTS), bias, axis=-3)
 
 
 def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
@@ -146,12 +134,12 @@ def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
 
 def _scaled(scale: Tensor, shift: Tensor, x: Input, *, remark: str = BY_DEFINITION) -> ProvedMap:
     """Return x -> x scale + shift, both of them constants that broadcast to the shape of one image's activations."""
-    scale, shift = (t.detach().double().clone() for t in (scale, shift))
-    norm, size = up(float(scale.abs().max())), _norm_of(shift, x.shape)
+    scale, constant = (t.detach().double().clone() for t in (scale, shift))
     if not bool((scale != 1).any()):
-        return ProvedMap(lambda x: x + shift, x.shape, 1.0, gamma(1), up(gamma(1) * size + UNDERFLOW), "a shift")
-    apply = (lambda x: x * scale + shift) if bool((shift != 0).any()) else (lambda x: x * scale)
-    return ProvedMap(apply, x.shape, norm, up(gamma(2) * norm), up(gamma(2) * size + UNDERFLOW), remark)
+        return shift_map(constant, x.shape, "a shift")
+    norm = up(float(scale.abs().max()))
+    scaled = ProvedMap(lambda x: x * scale, x.shape, norm, up(gamma(1) * norm), arithmetic().underflow, remark)
+    return shifted(scaled, constant) if bool((constant != 0).any()) else scaled
 
 
 @rule_of("batch_norm")
@@ -228,7 +216,8 @@ def subtract(out: Output, input: Any, other: Any) -> ProvedMap:
 
 
 def _sum(apply: Apply, out: Output, a: Input, b: Input) -> ProvedMap:
-    plain = ProvedMap(apply, out.shape, 1.0, gamma(1), UNDERFLOW, "sum of its inputs' constants")
+    lost = arithmetic().underflow
+    plain = ProvedMap(apply, out.shape, 1.0, gamma(1), lost, "sum of its inputs' constants")
     # One that is repeated along axes of size one has its distances stretched by a root.
     factor = up(math.sqrt(max(math.prod(out.shape) / math.prod(x.shape) for x in (a, b))))
     return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
@@ -250,7 +239,7 @@ def _summed(out: Output, x: Input, axes: Sequence[int], keepdim: bool, *, is_mea
     norm = math.sqrt(count) / divisor
     # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
     apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
-    return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), UNDERFLOW, BY_DEFINITION)
+    return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), arithmetic().underflow, BY_DEFINITION)
 
 
 @rule_of("log_softmax")

@@ -24,7 +24,7 @@ from bronet.graph.operations import (
     listed,
     rule_of,
 )
-from bronet.proof.proved_map import Join, ProvedMap, exact, up
+from bronet.proof.proved_map import Join, ProvedMap, exact, gamma, up
 
 
 def moved(apply: Apply, out: Output) -> ProvedMap:
@@ -136,7 +136,9 @@ def pad(out: Output, input: Input, pad: Sequence[int], mode: str = "constant", v
         raise NoRuleError("the batch must not be padded")
     sides, fill = list(pad), 0.0 if value is None else float(value)
     if mode == "constant":
-        return moved(lambda x: F.pad(x, sides, value=fill), out)
+        # The number that is put in is rounded where the program has fewer digits.
+        offset = up(gamma(0) * abs(fill) * math.sqrt(math.prod(out.shape)))
+        return replace(moved(lambda x: F.pad(x, sides, value=fill), out), offset=offset)
     return copied(lambda x: F.pad(x, sides, mode=mode), out, input)
 
 

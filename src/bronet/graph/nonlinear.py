@@ -23,18 +23,7 @@ from bronet.graph.operations import (
     pair_of,
     rule_of,
 )
-from bronet.proof.proved_map import (
-    NORM_UNDERFLOW,
-    UNDERFLOW,
-    Join,
-    Product,
-    ProvedMap,
-    exact,
-    gain_of_products,
-    gamma,
-    norm_of_products,
-    up,
-)
+from bronet.proof.proved_map import Join, Product, ProvedMap, arithmetic, exact, gamma, linear, norm_of_products, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 # Each slope is the largest, rounded up in the last digit (tests/graph/test_checking.py measures them).
@@ -62,7 +51,7 @@ def elementwise(
     if roundings is None:
         return ProvedMap(apply, x.shape, slope, UNKNOWN, remark=f"{remark}; how its library rounds is not known")
     gain = up(gamma(roundings) * slope) if roundings else 0.0
-    return ProvedMap(apply, x.shape, slope, gain, UNDERFLOW if roundings else 0.0, remark)
+    return ProvedMap(apply, x.shape, slope, gain, arithmetic().underflow if roundings else 0.0, remark)
 
 
 def exactly(function: Apply) -> Rule:
@@ -128,7 +117,10 @@ def hardtanh(
 @rule_of("clamp", "clip")
 def clamp(out: Output, input: Input, min: float | None = None, max: float | None = None) -> ProvedMap:
     low, high = (None if bound is None else float(bound) for bound in (min, max))
-    return elementwise(lambda x: x.clamp(low, high), input, roundings=0)
+    # Limits that the arithmetic of the program rounds move results by their own rounding.
+    limits = [abs(bound) for bound in (low, high) if bound is not None and math.isfinite(bound)]
+    offset = up(gamma(0) * sum(limits) * math.sqrt(math.prod(input.shape)))
+    return replace(elementwise(lambda x: x.clamp(low, high), input, roundings=0), offset=offset)
 
 
 @rule_of("hardswish")
@@ -174,7 +166,7 @@ def vector_norm(
     axes = axes_of(dim, x)
     dims, count = [axis + 1 for axis in axes], math.prod(x.shape[axis] for axis in axes)
     apply: Apply = lambda x: torch.linalg.vector_norm(x, dim=dims, keepdim=keepdim)  # noqa: E731
-    return ProvedMap(apply, out.shape, 1.0, gamma(count + 2), NORM_UNDERFLOW, BY_DEFINITION)
+    return ProvedMap(apply, out.shape, 1.0, gamma(count + 2), arithmetic().norm_underflow, BY_DEFINITION)
 
 
 @rule_of("max_pool2d")
@@ -266,8 +258,7 @@ def interpolate(
 def _along_axes(images_of_units: Sequence[Tensor], out: Output) -> ProvedMap:
     R, C = (images[:, 0].mT.clone() for images in images_of_units)
     products = [Product(largest_singular_value(t), absolute_norm(t), t.shape[1]) for t in (C, R)]
-    norm, gain = norm_of_products(products), gain_of_products(products)
-    return ProvedMap(lambda x: R @ (x @ C.mT), out.shape, norm, gain, UNDERFLOW, BY_DEFINITION)
+    return linear(lambda x: R @ (x @ C.mT), out.shape, products, norm_of_products(products), BY_DEFINITION)
 
 
 @rule_of("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm")

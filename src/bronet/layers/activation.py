@@ -23,7 +23,7 @@ from bronet.layers.base import (
     require_shape,
 )
 from bronet.layers.shift import Bias, Centring
-from bronet.proof.proved_map import UNDERFLOW, ProvedMap, exact, gamma, up
+from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma, up
 
 
 class _Sorted(torch.autograd.Function):
@@ -101,7 +101,9 @@ class Householder(LipschitzLayer):
         per_fold, folds = _norm_of_fold(sin, cos), self.angles.shape[0]
         # n.z errs by gamma_2 |n||z|, its product with n and the subtraction by gamma_3 of at most 3 |z|.
         gain = folds * gamma(16) * per_fold ** (folds + 1)
-        return ProvedMap(lambda x: _folded(x, sin, cos), shape, up(per_fold**folds), up(gain), UNDERFLOW)
+        # A fold loses what n.z, its double and its product with n lose; a second one can stretch that.
+        offset = up(8 * folds * per_fold * arithmetic().underflow)
+        return ProvedMap(lambda x: _folded(x, sin, cos), shape, up(per_fold**folds), up(gain), offset)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return self.proved((2 * self.angles.shape[1],)).lipschitz

@@ -31,7 +31,7 @@ from bronet.ortho.bro_in_space import SpatialReflection
 from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, norm_of_products, up
+from bronet.proof.proved_map import Product, ProvedMap, gamma, norm_of_products, rounding_of_products, up
 from bronet.proof.reflector import (
     FourierFrame,
     a_priori_reflector_norm,
@@ -119,7 +119,7 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
         back = Product(Q_norm, reflect.absolute_norm, Q.shape[-1])
         products = [*frame.analysis(), reflect, back, *frame.synthesis()]
         # x - 2 v: the products' error twice, then one rounding of numbers no larger than |x| + 2 |v|.
-        error = 2 * gain_of_products(products)
+        error, lost = (2 * bound for bound in rounding_of_products(products))
         gain = up(error + gamma(1) * (1 + 2 * norm_of_products(products) + error))
 
         def apply(x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
             return images_of(embed_image(pixels, geometry) - 2 * v, windows.target)
 
         bound = reflector_norm(up(Q_norm**2 * frame.norm**2))
-        return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, UNDERFLOW)
+        return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, up(2 * lost))
 
     def bound_for_every_size(self) -> float:
         """Return the bound that holds for every parameter, looser than those for a known size."""

@@ -35,7 +35,7 @@ from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLay
 from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, up
+from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, rounding_of_products, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
@@ -134,14 +134,15 @@ class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Te
         squared, features = factor_norm(Q), self.out_features
         size, magnitude = up(squared**0.5), absolute_norm(Q)
         Q_in, Q_out = Q[: self.in_features], Q[:features]
-        error = 2 * gain_of_products([Product(size, magnitude, Q.shape[0]), Product(size, magnitude, Q.shape[1])])
+        products = [Product(size, magnitude, Q.shape[0]), Product(size, magnitude, Q.shape[1])]
+        error, lost = (2 * bound for bound in rounding_of_products(products))
         gain = up(error + gamma(1) * (1 + 2 * squared + error))
 
         def apply(x: Tensor) -> Tensor:
             p = batch_last(x)
             return batch_first(embed_channels(p, features, dim=-2) - 2 * (Q_out @ (Q_in.mT @ p)))
 
-        return ProvedMap(apply, (self.out_features, *shape[1:]), reflector_norm(squared), gain, UNDERFLOW)
+        return ProvedMap(apply, (self.out_features, *shape[1:]), reflector_norm(squared), gain, up(2 * lost))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}"

@@ -18,7 +18,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import Device, LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gamma, linear, up
+from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, shifted
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
@@ -50,10 +50,7 @@ class Head(LipschitzLayer):
             wanted = f"the head expects {self.in_features} features"
             raise BronetError(f"{wanted}, got activations of shape {shape}; flatten them")
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
-        apply, bias = linear.apply, self.bias.detach().double().clone()
-        gain = up(linear.gain + gamma(1) * (linear.lipschitz + linear.gain))
-        offset = up(linear.offset + gamma(1) * float(torch.linalg.vector_norm(bias)) + UNDERFLOW)
-        return replace(linear, apply=lambda h: apply(h) + bias, gain=gain, offset=offset)
+        return shifted(linear, self.bias.detach().double().clone())
 
 
 class LastLayerNormalized(Head):

@@ -23,7 +23,7 @@ from bronet.layers.base import (
     require_counts,
     require_shape,
 )
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, exact, gamma, linear, norm_of_products, up
+from bronet.proof.proved_map import Product, ProvedMap, exact, linear, norm_of_products, shift
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 _DIRECTIONS = 4
@@ -91,8 +91,7 @@ class Position(OneLipschitz):
         if shape[1:] != self.position.shape:
             raise BronetError(f"Position expects images of {tuple(self.position.shape)} pixels, got shape {shape}")
         p = self.position.detach().double().clone()
-        size = float(torch.linalg.vector_norm(p)) * shape[0] ** 0.5
-        return ProvedMap(lambda x: x + p, shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
+        return shift(p, shape)
 
 
 class Rotation(LipschitzLayer):

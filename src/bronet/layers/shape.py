@@ -8,7 +8,7 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
 from bronet.ortho import bro_convolution
-from bronet.proof.proved_map import NORM_UNDERFLOW, UNDERFLOW, ProvedMap, exact, gamma
+from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.
 _MOVED = (0, 2, 4, 1, 3, 5)
@@ -133,7 +133,7 @@ class L2NormPool(_Pool):
     def rounding(self) -> tuple[float, float]:
         # Squares, their sum and the root: relative error gamma_{p^2 + 2}. Squares below 2^-1022 vanish, roots of them
         # do not.
-        return gamma(self.patch**2 + 2), NORM_UNDERFLOW
+        return gamma(self.patch**2 + 2), arithmetic().norm_underflow
 
 
 class MaxPool(_Pool):
@@ -157,4 +157,4 @@ class ScaledMeanPool(_Pool):
     def rounding(self) -> tuple[float, float]:
         # p^2 - 1 additions, and a division that some devices compute as a product with 1 / p: two roundings. The norm
         # of the absolute values is one as well.
-        return gamma(self.patch**2 + 1), UNDERFLOW
+        return gamma(self.patch**2 + 1), arithmetic().underflow

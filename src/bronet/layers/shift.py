@@ -4,6 +4,7 @@ Normalisation is a layer so that radii stay in pixel space: one over its standar
 Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_shape
-from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
+from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, shift, up
 
 _MOMENTUM = 0.1
 
@@ -38,10 +39,9 @@ class Normalization(LipschitzLayer):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.mean.numel(), "Normalization")
         mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
-        size = float(torch.linalg.vector_norm(mean)) * torch.Size(shape[1:]).numel() ** 0.5
+        size, std, lost = norm_of_constant(mean, math.prod(shape[1:])), self.std, arithmetic().underflow
         # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
-        gain, offset = gamma(3) / self.std, gamma(3) * size / self.std + UNDERFLOW
-        std = self.std
+        gain, offset = gamma(3) / std, gamma(3) * size / std + lost / std + lost
         apply = lambda x: (x - _column(mean, x)) / std  # noqa: E731
         return ProvedMap(apply, shape, self.lipschitz_bound(), up(gain), up(offset))
 
@@ -76,10 +76,8 @@ class _Shift(OneLipschitz):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.bias.numel(), type(self).__name__)
-        shift = self._without(self.mean).detach().double().clone()  # a float64 model must not share it with a proof
-        size = float(torch.linalg.vector_norm(shift)) * torch.Size(shape[1:]).numel() ** 0.5
-        apply = lambda x: x + _column(shift, x)  # noqa: E731
-        return ProvedMap(apply, shape, 1.0, gain=gamma(1), offset=up(gamma(1) * size + UNDERFLOW))
+        constant = self._without(self.mean).detach().double().clone()  # a float64 model must not share it with a proof
+        return shift(constant.view(-1, *(1 for _ in shape[1:])), shape)
 
     def _without(self, mean: Tensor | None) -> Tensor:
         return self.bias if mean is None else self.bias - mean

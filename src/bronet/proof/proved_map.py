@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import torch
@@ -32,15 +32,15 @@ from bronet.errors import BronetError
 # The standard model of floating-point arithmetic: fl(a op b) = (a op b)(1 + d), |d| <= u. Everything below is an upper
 # bound for float64. An inner product of length n, in any order of summation and with or without fused multiply-add,
 # errs by at most gamma_n |a|.|b| (Higham, Accuracy and Stability, section 3.1). Underflow, which the model leaves out,
-# is covered by `UNDERFLOW`, added to every absolute error; overflow by a limit on norms (`bronet.proof.budget`).
+# is covered by `Arithmetic.underflow`; overflow by a limit on norms (`bronet.proof.budget`).
 UNIT_ROUNDOFF = 2.0**-53
 
 # Scalars of a bound come from fewer than 2^12 float64 operations on positive numbers, each with relative error at most
 # u; this factor outweighs them all.
 _SCALAR_SLACK = 1 + 2.0**-40
 
-# An operation that underflows loses less than 2^-1022, even where subnormal results are flushed to zero. With fewer
-# than 2^60 of them in a layer and growth below 2^60 this is ample.
+# An operation that underflows loses at most 2^-1022, even where subnormal results are flushed to zero; fewer than 2^100
+# of them lose less than this. How what is lost grows on its way is counted where it does (`rounding_of_products`).
 UNDERFLOW = 2.0**-900
 
 # Squares below 2^-1022 vanish from a norm; the root of up to 2^60 of them stays below this.
@@ -65,16 +65,22 @@ class Arithmetic:
     """In what a program runs: its unit roundoff, how often a stored number counts as rounded, and the largest norm.
 
     Norms, constants and rounding gains over u (which bound the absolute sums inside a layer) must stay below `largest`,
-    so that no product, sum or square in a layer can overflow at a point of the ball.
+    so that no product, sum or square in a layer can overflow at a point of the ball. `underflow` bounds, in norm, what
+    operations lose that underflow: those of one product of matrices, or of one function of every number. Where a
+    program takes norms, vanishing squares cost it `norm_underflow`.
     """
 
     unit: float = UNIT_ROUNDOFF
     constants: int = 0
     largest: float = 2.0**400
+    underflow: float = UNDERFLOW
+    norm_underflow: float = NORM_UNDERFLOW
 
 
 FLOAT64 = Arithmetic()
-FLOAT32 = Arithmetic(unit=2.0**-24, constants=8, largest=2.0**60)
+# Fewer than 2^80 operations and numbers below 2^-126, met by activations below 2^60 of fewer than 2^40 entries; and
+# the root of 2^40 such squares.
+FLOAT32 = Arithmetic(unit=2.0**-24, constants=8, largest=2.0**60, underflow=2.0**-42, norm_underflow=2.0**-42)
 _arithmetic: ContextVar[Arithmetic] = ContextVar("arithmetic", default=FLOAT64)
 
 
@@ -150,16 +156,19 @@ class Product:
     length: int
 
 
-def gain_of_products(products: Sequence[Product]) -> float:
-    """Return g such that computing A_k ... A_1 x in floating point errs by at most g |x|.
+def rounding_of_products(products: Sequence[Product]) -> tuple[float, float]:
+    """Return g and o such that computing A_k ... A_1 x in floating point errs by at most g |x| + o.
 
-    One step computes from an inexact input: e' = norm * e + gamma_length * absolute_norm * (size + e).
+    One step computes from an inexact input: e' = norm * e + gamma_length * absolute_norm * (size + e), where size and e
+    are multiples of |x|. What underflow loses in a step grows in all later ones, however little reached it.
     """
-    size, error = 1.0, 0.0
+    size, error, lost = 1.0, 0.0, 0.0
     for product in products:
-        error = product.norm * error + gamma(product.length) * product.absolute_norm * (size + error)
+        rounding = gamma(product.length) * product.absolute_norm
+        error = product.norm * error + rounding * (size + error)
+        lost = product.norm * lost + rounding * lost + arithmetic().underflow
         size = product.norm * size
-    return up(error)
+    return up(error), up(lost)
 
 
 def norm_of_products(products: Sequence[Product]) -> float:
@@ -170,16 +179,44 @@ def norm_of_products(products: Sequence[Product]) -> float:
     return size
 
 
-def exact(apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...]) -> ProvedMap:
+def exact(apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...], remark: str = "") -> ProvedMap:
     """Return the proved map of an operation that only moves or compares numbers: 1-Lipschitz, nothing rounded."""
-    return ProvedMap(apply, output_shape, lipschitz=1.0)
+    return ProvedMap(apply, output_shape, lipschitz=1.0, remark=remark)
 
 
 def linear(
-    apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...], products: Sequence[Product], norm: float
+    apply: Callable[[Tensor], Tensor],
+    output_shape: tuple[int, ...],
+    products: Sequence[Product],
+    norm: float,
+    remark: str = "",
 ) -> ProvedMap:
     """Return the proved map of a chain of products whose composition has norm at most `norm`."""
-    return ProvedMap(apply, output_shape, norm, gain=gain_of_products(products), offset=UNDERFLOW)
+    gain, offset = rounding_of_products(products)
+    return ProvedMap(apply, output_shape, norm, gain, offset, remark)
+
+
+def norm_of_constant(constant: Tensor, copies: int = 1) -> float:
+    """Return an upper bound on the norm of a float64 constant that is repeated so many times; it is never zero."""
+    norm = float(torch.linalg.vector_norm(constant)) * (1 + gamma_of_proof(constant.numel() + 2))
+    return up((norm + NORM_UNDERFLOW) * math.sqrt(copies))
+
+
+def shift(constant: Float[Tensor, "..."], shape: tuple[int, ...], remark: str = "") -> ProvedMap:
+    """Return the proved map of adding a float64 constant that broadcasts to activations of this shape."""
+    return shifted(exact(lambda x: x, shape, remark=remark), constant)
+
+
+def shifted(plain: ProvedMap, constant: Float[Tensor, "..."]) -> ProvedMap:
+    """Return a proved map with a float64 constant added behind it, which broadcasts to what the map gives."""
+    apply, gain, offset = plain.apply, plain.gain, plain.offset
+    size = norm_of_constant(constant, math.prod(plain.output_shape) // constant.numel())
+    return replace(
+        plain,
+        apply=lambda x: apply(x) + constant,
+        gain=up(gain + gamma(1) * (plain.lipschitz + gain)),
+        offset=up(offset + gamma(1) * (size + offset) + arithmetic().underflow),
+    )
 
 
 def require_sealed(apply: Callable[..., Tensor], name: str) -> None:

@@ -30,7 +30,17 @@ from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.spd import CHOLESKY_RIDGE, cholesky_orthogonal
 from bronet.ortho.spectrum import centred_spectrum, real_blocks
-from bronet.proof.proved_map import UNDERFLOW, Product, ProvedMap, gain_of_products, gamma, linear, norm_of_products, up
+from bronet.proof.proved_map import (
+    Product,
+    ProvedMap,
+    arithmetic,
+    gamma,
+    linear,
+    norm_of_constant,
+    norm_of_products,
+    rounding_of_products,
+    up,
+)
 from bronet.proof.reflector import FourierFrame
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
@@ -212,7 +222,7 @@ class SandwichConv2d(FourierConv2d):
             hidden = F.relu(apply_spectrum(x, into, frame.source) + shift)
             return apply_spectrum(hidden, out, frame.source)
 
-        size_of_shift = up(float(shift.norm()) * (size[0] * size[1]) ** 0.5)
+        size_of_shift = norm_of_constant(shift, math.prod(size))
         gain, offset = _rounding_around_relu(_around(frame, into, both), _around(frame, out, both), size_of_shift)
         return ProvedMap(apply, (self.out_channels, *size), lipschitz, gain, offset)
 
@@ -224,13 +234,13 @@ def _around(frame: FourierFrame, W: Tensor, norm: float) -> list[Product]:
 
 def _rounding_around_relu(first: list[Product], second: list[Product], shift: float) -> tuple[float, float]:
     """Return gain and offset of the two chains of products with a shift of this norm and a relu between them."""
-    size, error = norm_of_products(first), gain_of_products(first)
+    size, (error, lost) = norm_of_products(first), rounding_of_products(first)
     hidden = error + gamma(1) * (size + error)
-    hidden_offset = gamma(1) * shift
-    back_size, back = norm_of_products(second), gain_of_products(second)
+    hidden_offset = lost + gamma(1) * (shift + lost) + arithmetic().underflow
+    back_size, (back, back_lost) = norm_of_products(second), rounding_of_products(second)
     gain = back_size * hidden + back * (size + hidden)
-    offset = back_size * hidden_offset + back * (shift + hidden_offset)
-    return up(gain), up(offset + UNDERFLOW)
+    offset = back_size * hidden_offset + back * (shift + hidden_offset) + back_lost
+    return up(gain), up(offset)
 
 
 def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:

@@ -5,6 +5,7 @@ at most max(1, 2 |U|^2 - 1): the published layers differ only in how they bring 
 normalised U x; it stands for the published bias times the normalisation.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +23,7 @@ from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import absolute_convolution_norm, kept_size_norm, patch_convolution, weighted_sum_norm
-from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
+from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, up
 from bronet.proof.reflector import reflector_norm
 
 # Power-iteration steps of CPL at the start, and the size it estimates the norm at where none is given.
@@ -83,7 +84,7 @@ class PotentialConv2d(Convolution[Key, Tensor]):
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
         bias, inner, outer = self.bias.detach().double().clone(), self.channels, self.out_channels
         convolve = partial(patch_convolution, circular=self.circular)
-        shift = up(float(bias.norm()) * (size[0] * size[1]) ** 0.5)
+        shift = norm_of_constant(bias, math.prod(size))
         gain, offset = _rounding(U, norm, shift)
 
         def apply(x: Tensor) -> Tensor:
@@ -218,9 +219,10 @@ def _rounding(U: Tensor, norm: float, shift: float) -> tuple[float, float]:
     hidden, channels, k, _ = U.shape
     absolute = absolute_convolution_norm(U)
     forth, back = gamma(channels * k * k + 1), gamma(hidden * k * k)
-    first, first_offset = forth * absolute, forth * shift  # U x + b; relu is exact and 1-Lipschitz
+    lost = arithmetic().underflow
+    first, first_offset = forth * absolute, forth * shift + 2 * lost  # U x + b; relu is exact and 1-Lipschitz
     second = norm * first + back * absolute * (norm + first)
-    second_offset = norm * first_offset + back * absolute * (shift + first_offset)
+    second_offset = norm * first_offset + back * absolute * (shift + first_offset) + lost
     gain = 2 * second + gamma(1) * (1 + 2 * norm**2 + 2 * second)
     offset = 2 * second_offset + gamma(1) * (2 * norm * shift + 2 * second_offset)
-    return up(gain), up(offset + UNDERFLOW)
+    return up(gain), up(offset + lost)

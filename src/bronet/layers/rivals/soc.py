@@ -20,7 +20,7 @@ from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import largest_skew_norm, reshapings, skew_kernel
 from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
-from bronet.proof.proved_map import UNDERFLOW, ProvedMap, gamma, up
+from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, up
 from bronet.proof.spectral import largest_singular_value
 
 TRAINING_TERMS = 6
@@ -77,12 +77,12 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
         c, kernel = self.weight.shape[0], self.derive(torch.float64)
         s, terms, channels = skew_norm(kernel), self.evaluation_terms, self.out_channels
         convolve = partial(patch_convolution, kernel=kernel, circular=self.circular)
-        gain = _series_gain(s, absolute_convolution_norm(kernel), c * self.kernel_size**2, terms)
+        gain, offset = _series_rounding(s, absolute_convolution_norm(kernel), c * self.kernel_size**2, terms)
 
         def apply(x: Tensor) -> Tensor:
             return _series(embed_channels(x, c, dim=1), convolve, terms)[:, :channels]
 
-        return ProvedMap(apply, (self.out_channels, *size), up(1 + rest_of_series(s, terms)), gain, UNDERFLOW)
+        return ProvedMap(apply, (self.out_channels, *size), up(1 + rest_of_series(s, terms)), gain, offset)
 
     def bound_for_every_size(self) -> float:
         """Return 1 + the truncation error of evaluation."""
@@ -125,16 +125,19 @@ def negligible_from(s: float) -> int:
     return terms
 
 
-def _series_gain(s: float, absolute: float, length: int, terms: int) -> float:
-    """Return g such that adding up the series errs by at most g |x|.
+def _series_rounding(s: float, absolute: float, length: int, terms: int) -> tuple[float, float]:
+    """Return g and o such that adding up the series errs by at most g |x| + o.
 
     Each term is a product and a division (two roundings where a device multiplies by 1 / j), then comes a sum.
     """
-    size, error = 1.0, 0.0  # of the current term
-    total, total_error = 1.0, 0.0
+    size, error, lost = 1.0, 0.0, 0.0  # of the current term
+    total, total_error, total_lost = 1.0, 0.0, 0.0
+    rounding, underflow = gamma(length + 2) * absolute, arithmetic().underflow
     for j in range(1, terms):
-        error = (s * error + gamma(length + 2) * absolute * (size + error)) / j
+        error = (s * error + rounding * (size + error)) / j
+        lost = (s * lost + rounding * lost + underflow) / j + underflow
         size = size * s / j
         total += size
         total_error += error + gamma(1) * (total + total_error + error)
-    return up(total_error)
+        total_lost += lost + gamma(1) * (total_lost + lost)
+    return up(total_error), up(total_lost)
