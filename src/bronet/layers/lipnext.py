@@ -31,17 +31,17 @@ _DIRECTIONS = 4
 
 def shift_channels(x: Tensor, moved: int) -> Tensor:
     """Move four groups of so many channels by one pixel, circularly: down, up, right and left; the rest stays."""
-    *groups, rest = x.split((*(moved,) * _DIRECTIONS, x.shape[1] - _DIRECTIONS * moved), dim=1)
-    steps = ((1, -2), (-1, -2), (1, -1), (-1, -1))
-    return torch.cat(
-        [*(group.roll(step, axis) for group, (step, axis) in zip(groups, steps, strict=True)), rest], dim=1
-    )
+    x = batch_last(x)  # h w c b: the memory order of the matrix products on both sides
+    *groups, rest = x.split((*(moved,) * _DIRECTIONS, x.shape[-2] - _DIRECTIONS * moved), dim=-2)
+    steps = ((1, 0), (-1, 0), (1, 1), (-1, 1))
+    shifted = [group.roll(step, axis) for group, (step, axis) in zip(groups, steps, strict=True)]
+    return batch_first(torch.cat((*shifted, rest), dim=-2))
 
 
 def half_absolute(x: Tensor) -> Tensor:
     """Return |x| for the first half of the channels, and the second half as it is."""
-    first, second = x.tensor_split(2, dim=1)
-    return torch.cat((first.abs(), second), dim=1)
+    first, second = batch_last(x).tensor_split(2, dim=-2)
+    return batch_first(torch.cat((first.abs(), second), dim=-2))
 
 
 class Shift(OneLipschitz):

@@ -84,7 +84,7 @@ class _DenseReflection(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def, override]  # noqa: PLR0917
         ctx, x: Tensor, V: Tensor, inverse: Tensor, c_out: int, ridge: float
     ) -> Tensor:
-        W = V.to(x.dtype)
+        W, x = V.to(x.dtype), _in_order(x)
         inverse = inverse.to(x.dtype)
         p = inverse @ (W[: x.shape[-2]].mT @ x)
         ctx.save_for_backward(x, V, inverse, p)
@@ -94,7 +94,7 @@ class _DenseReflection(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
         x, V, inverse, p = ctx.saved_tensors
-        g, W, c, c_in = grads[0], V.to(x.dtype), V.shape[-2], x.shape[-2]
+        g, W, c, c_in = _in_order(grads[0]), V.to(x.dtype), V.shape[-2], x.shape[-2]
         q = inverse @ (W[: ctx.c_out].mT @ g)
         w = W @ q
         gx = embed_channels(g, c_in, dim=-2) - 2 * w.narrow(-2, 0, c_in)
@@ -104,6 +104,11 @@ class _DenseReflection(torch.autograd.Function):
         if slope > torch.finfo(x.dtype).eps:  # below that the ridge's own gradient is lost in rounding
             gV = gV - 2 * slope * (p * q).sum((-2, -1), keepdim=True) * W
         return gx, -2 * gV.sum_to_size(V.shape).to(V.dtype), None, None, None
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """Return x of pixels in its own memory order, copied once instead of in each product and sum."""
+    return x.contiguous() if x.ndim > 2 else x
 
 
 def reflect(
