@@ -405,8 +405,9 @@ HEADER = ["index", "label", "prediction", "correct", "margin", "radius", "naive_
 
 def read_rows(path: Path) -> dict[int, tuple[int, int, float]]:
     """Return label, prediction and radius of every row of a certificate, by its index."""
-    header, *lines = (line.split(",") for line in path.read_text(encoding="utf-8").splitlines())
-    require(header == HEADER and all(len(row) == len(HEADER) for row in lines), f"{path} must have columns {HEADER}")
+    header, *lines = (line.split(",", len(HEADER)) for line in path.read_text(encoding="utf-8").splitlines())
+    known = header in (HEADER, [*HEADER, "file"]) and all(len(row) == len(header) for row in lines)
+    require(known, f"{path} must have columns {HEADER}")
     rows = {int(row[0]): (int(row[1]), int(row[2]), float(row[5])) for row in lines}
     require(len(rows) == len(lines) and all(t >= 0 for _, t, _ in rows.values()), f"{path}: indices and classes")
     return rows

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from bronet import losses as losses
     from bronet.attack import l2_pgd as l2_pgd
     from bronet.attack import linf_pgd as linf_pgd
+    from bronet.certificates import Certificates as Certificates
     from bronet.certificates import certified_radius as certified_radius
+    from bronet.certificates import certify as certify
     from bronet.graph import CertifiableModel as CertifiableModel
     from bronet.graph import Chain as Chain
     from bronet.graph import check as check
@@ -37,6 +39,7 @@ _HOMES = {
     "BROConv2d": "bronet.layers",
     "BROLinear": "bronet.layers",
     "CertifiableModel": "bronet.graph",
+    "Certificates": "bronet.certificates",
     "Chain": "bronet.graph",
     "CholeskyLinear": "bronet.layers",
     "Householder": "bronet.layers",
@@ -45,6 +48,7 @@ _HOMES = {
     "MaxMin": "bronet.layers",
     "build_model": "bronet.models",
     "certified_radius": "bronet.certificates",
+    "certify": "bronet.certificates",
     "check": "bronet.graph",
     "convert": "bronet.graph",
     "create_model": "bronet.pretrained",

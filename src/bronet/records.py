@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -102,15 +102,16 @@ def as_plain(record: Any) -> dict[str, Any]:
 def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> list[T]:
     """Return the rows of a CSV file whose columns are the fields of `kind`, in order.
 
-    Numbers come back with the bits that were written. No two rows may have the same value of the field `unique`.
+    Columns with a default, which come last, may be missing. Numbers come back with the bits that were written. No two
+    rows may have the same value of the field `unique`.
     """
     lines = read_csv(path, advice=advice)
-    hints = get_type_hints(kind)
-    header = list(hints)
-    if not lines or lines[0] != header:
+    hints, optional = get_type_hints(kind), _optional(kind)
+    needed = [name for name in hints if name not in optional]
+    if not lines or lines[0] not in (needed, list(hints)):
         found = ",".join(lines[0]) if lines else "an empty file"
-        raise BronetError(f"{path}, line 1: header must be {','.join(header)}, got {found}; {advice}")
-    columns = [(name, CELLS[hint]) for name, hint in hints.items()]
+        raise BronetError(f"{path}, line 1: header must be {','.join(needed)}, got {found}; {advice}")
+    columns = [(name, CELLS[hints[name]]) for name in lines[0]]
     rows, seen = list[T](), set[object]()
     for number, cells in enumerate(lines[1:], start=2):
         place = Place(file=f"{path}, line {number}", advice=advice)
@@ -136,10 +137,27 @@ def rows_of(kind: type[T], columns: Mapping[str, Any]) -> list[T]:
 
 
 def write_rows(kind: type[T], path: Path, rows: Iterable[T]) -> None:
-    """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before."""
-    texts = {name: TEXTS.get(hint, str) for name, hint in get_type_hints(kind).items()}
-    lines = ([text(getattr(row, name)) for name, text in texts.items()] for row in rows)
-    replace_text(path, csv_text([texts, *lines]))
+    """Write the rows to a CSV file, replacing it at once; a failure leaves what was there before.
+
+    Columns with a default are left out where no row has anything else.
+    """
+    rows, optional = list(rows), _optional(kind)
+    told = [name for name in optional if any(getattr(row, name) != optional[name] for row in rows)]
+    columns = [field.name for field in dataclasses.fields(kind) if told or field.name not in optional]  # type: ignore[arg-type]
+    replace_text(path, rows_text(kind, rows, columns))
+
+
+def rows_text(kind: type[T], rows: Iterable[T], columns: Sequence[str]) -> str:
+    """Return these columns of rows as the text of a CSV file."""
+    hints = get_type_hints(kind)
+    texts = {name: TEXTS.get(hints[name], str) for name in columns}
+    return csv_text([columns, *([text(getattr(row, name)) for name, text in texts.items()] for row in rows)])
+
+
+def _optional(kind: type[Any]) -> dict[str, object]:
+    """Return the fields of a dataclass that have a default, with it."""
+    fields = dataclasses.fields(kind)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def read_csv(path: Path, *, advice: str) -> list[list[str]]:

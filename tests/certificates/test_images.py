@@ -1,17 +1,28 @@
 """Certificates: one claim, that no point inside the radius changes the prediction of the float64 program."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from bronet import BronetError, build_model, certified_radius, l2_pgd, prove
-from bronet.certificates.run import naive_gap_lipschitz, naive_radius
+import bronet
+from bronet import BronetError, build_model, certified_radius, certify, l2_pgd, prove
+from bronet.certificates.run import certify_run, naive_gap_lipschitz, naive_radius
 from bronet.data import load_dataset
 from bronet.layers import LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import CertifiableModel
 from bronet.recipe.architecture import BRONetArchitecture
 from bronet.recipe.schema import DATASETS
+from bronet.report.evidence import read_evidence
+from bronet.run.certificate import read_certificate, read_certificate_rows
+from bronet.run.folder import RunFolder
+from bronet.run.weights import load_model
+from tiny_run import train_tiny_run
 
 DIGITS = BRONetArchitecture(
     width=8, depth=2, dense_depth=1, dense_width=32, stem_kernel=3, stem_stride=1, stem_padding=1
@@ -107,7 +118,7 @@ def test_proof_costs_far_below_one_percent_of_the_naive_radius(
 ) -> None:
     model, images, _ = trained
     radius = certified_radius(model, images)
-    naive = naive_radius(model, images, naive_gap_lipschitz(model))
+    naive = naive_radius(model, images, naive_gap_lipschitz(model, prove(model)))
     assert ((naive - radius).abs() <= 1e-3 * naive + 1e-6).all()
 
 
@@ -121,7 +132,7 @@ def test_rounding_budget_is_tiny_but_not_zero(trained: tuple[CertifiableModel, T
 def test_naive_estimates_leave_the_model_as_it_was(trained: tuple[CertifiableModel, Tensor, Tensor]) -> None:
     model, _, _ = trained
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    naive_gap_lipschitz(model)
+    naive_gap_lipschitz(model, prove(model))
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
 
 
@@ -172,3 +183,104 @@ def test_non_finite_weights_have_no_certificate() -> None:
         dict(model.named_parameters())["backbone.0.linear.weight"][0, 0, 0, 0] = float("nan")
     with pytest.raises(BronetError, match="finite"):
         prove(model)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of the digits that was certified by the command's own function."""
+    folder = train_tiny_run(tmp_path_factory.mktemp("certify") / "run")
+    certify_run(folder, limit=120)
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("kind", ["image set", "loader", "tensors"])
+def test_rows_are_those_of_the_command_bit_for_bit(run: RunFolder, kind: str) -> None:
+    images = load_dataset("digits", "test").subset(torch.arange(120))
+    pixels = images.pixels(torch.arange(120), dtype=torch.float64)
+    stored = TensorDataset(pixels, images.labels)
+    wanted = read_certificate_rows(run.certificate().rows)
+    model = load_model(run)
+    found = {
+        "image set": lambda: certify(model, images),
+        "loader": lambda: certify(model, DataLoader(stored, batch_size=7)),
+        "tensors": lambda: certify(model, pixels, images.labels.numpy()),
+    }[kind]()
+    assert list(found.rows) == wanted
+    assert found.lipschitz == read_certificate(run.certificate().facts).lipschitz
+
+
+def test_a_csv_file_of_certificates_is_that_of_the_command(run: RunFolder, tmp_path: Path) -> None:
+    images = load_dataset("digits", "test").subset(torch.arange(120))
+    certify(load_model(run), images).to_csv(tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_bytes() == run.certificate().rows.read_bytes()
+
+
+def test_certificates_count_as_a_report_does(run: RunFolder) -> None:
+    found = certify(load_model(run), load_dataset("digits", "test").subset(torch.arange(120)))
+    counted = read_evidence(run).statistics
+    assert found.clean_accuracy == counted.clean_accuracy
+    assert all(found.accuracy(eps) == share for eps, share in counted.certified.items())
+    assert found.accuracy(0.25) == found.accuracy("1/4")
+    (curve,) = (line for line in found.plot(["1/4"]).axes[0].lines if line.get_label() == "certified")
+    assert torch.as_tensor(curve.get_ydata())[0] == found.accuracy(0)
+
+
+def test_images_without_labels_have_radii_and_no_accuracy(run: RunFolder) -> None:
+    pixels = load_dataset("digits", "test").pixels(torch.arange(3))
+    found = certify(load_model(run), pixels)
+    torch.testing.assert_close(found.radius, certified_radius(load_model(run), pixels), rtol=1e-6, atol=1e-6)
+    assert not {"label", "correct", "file"} & found.columns.keys()
+    for refused in (lambda: found.accuracy(0.1), lambda: found.clean_accuracy, found.plot):
+        with pytest.raises(BronetError, match="labels"):
+            refused()
+
+
+def test_a_notebook_shows_the_first_rows_and_no_markup_of_others(run: RunFolder) -> None:
+    images = replace(load_dataset("digits", "test").subset(torch.arange(12)), files=("<script>",) * 12)
+    text = certify(load_model(run), images)._repr_html_()
+    assert "<script>" not in text
+    assert text.count("<tr>") == 11
+
+
+def test_data_frames_have_the_columns_of_the_rows(run: RunFolder) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = certify(load_model(run), load_dataset("digits", "test").subset(torch.arange(12))).to_pandas()
+    assert [row.radius for row in read_certificate_rows(run.certificate().rows)[:12]] == frame["radius"].tolist()
+
+
+def test_rows_of_class_folders_name_their_files(tmp_path: Path) -> None:
+    for name in ("ant", "bee, wasp"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (2, 2), 90 + len(name)).save(tmp_path / name / "one.png")
+    found = certify(Linear(), bronet.data.folder(tmp_path))
+    assert [row.file for row in found.rows] == ["ant/one.png", "bee, wasp/one.png"]
+    assert found.classes == ("ant", "bee, wasp")
+    found.to_csv(tmp_path / "rows.csv")
+    assert read_certificate_rows(tmp_path / "rows.csv") == list(found.rows)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], "labels must be one for each"),
+        ([0, 1, 3], "labels must be whole numbers from 0 to 2, got 0 to 3"),
+        ([0.0, 1.0, 2.0], "labels must be whole numbers"),
+        ([0, 1, 2, 2], "labels must be one for each of the 3 images, got 4"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels: list[float], message: str) -> None:
+    with pytest.raises(BronetError, match=message):
+        certify(Linear(), torch.rand(3, 1, 2, 2), labels)
+
+
+def test_labels_are_given_once() -> None:
+    images = TensorDataset(torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(BronetError, match="left out"):
+        certify(Linear(), images, [0, 0, 0])
+
+
+def test_certifying_leaves_a_model_in_its_modes() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout(), nn.Linear(3, 3))
+    model[2].eval()
+    certify(model, torch.rand(3, 1, 2, 2))
+    assert [part.training for part in model] == [True, True, False, True]

@@ -87,7 +87,7 @@ def model() -> Shifted:
 @torch.no_grad()
 def test_naive_float32_certificates_break(model: Shifted) -> None:
     images = _images(torch.float32)
-    radius = naive_radius(model, images, naive_gap_lipschitz(model))
+    radius = naive_radius(model, images, naive_gap_lipschitz(model, prove(model)))
     broken = broken_by_rounding(model, images, radius, model.head.rows())
     assert len(broken) > IMAGES / 4
     assert max(depth for _, depth in broken) > 1e-5

@@ -1,5 +1,5 @@
 """Certificates: checkpoint and images in, one row per image out."""
 
-from bronet.certificates.images import certified_radius
+from bronet.certificates.images import Certificates, certified_radius, certify
 
-__all__ = ["certified_radius"]
+__all__ = ["Certificates", "certified_radius", "certify"]

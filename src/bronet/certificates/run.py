@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
@@ -91,11 +91,11 @@ def certify_run(
     weights = file_hash(run.weights)
     model = load_model(run, device=device)
     start = time.perf_counter()
-    network = prove(model)
+    network = prove(model, recipe.data.spec().shape)
     at_once = images_at_once(images.images.device, batch_size)
     files, recipe_hash, pixels_hash = run.certificate(split), file_hash(run.recipe_file), images_hash(images)
     about = [weights, recipe_hash, pixels_hash, at_once, targeted, images.images.device.type]
-    parts, gap, found = Parts(files.rows, about, share), naive_gap_lipschitz(model), list[CertifiedImages]()
+    parts, gap, found = Parts(files.rows, about, share), naive_gap_lipschitz(model, network), list[CertifiedImages]()
 
     def compute(first: int) -> CertifiedImages:
         index = torch.arange(first, min(first + at_once, len(images)), device=images.labels.device)
@@ -163,14 +163,26 @@ def images_at_once(device: torch.device, wanted: int | None = None) -> int:
 
 
 def certify_images(
-    model: CertifiableModel,
-    network: ProvedNetwork,
-    images: ImageSet,
-    index: Int[Tensor, " b"],
-    gap: Float[Tensor, "k k"],
+    model: nn.Module, network: ProvedNetwork, images: ImageSet, index: Int[Tensor, " b"], gap: Float[Tensor, "k k"]
 ) -> CertifiedImages:
     """Return what is proved of some of the images, and beside it the radius of the literature for its `gap`."""
     pixels, labels = images.pixels(index, dtype=torch.float64), images.labels[index]
+    proved = certify_pixels(model, network, pixels, labels, index=index, gap=gap)
+    if not images.files:
+        return proved
+    return replace(proved, rows=tuple(replace(row, file=images.files[row.index]) for row in proved.rows))
+
+
+def certify_pixels(
+    model: nn.Module,
+    network: ProvedNetwork,
+    pixels: Float[Tensor, "b ..."],
+    labels: Int[Tensor, " b"],
+    *,
+    index: Int[Tensor, " b"],
+    gap: Float[Tensor, "k k"],
+) -> CertifiedImages:
+    """Return what is proved of a batch, whose images have these labels and numbers; see `certify_images`."""
     proved = network.certify(pixels)
     columns = {
         "index": index,
@@ -202,7 +214,7 @@ def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:
     )
 
 
-def layer_bounds(network: ProvedNetwork, model: CertifiableModel) -> tuple[LayerBound, ...]:
+def layer_bounds(network: ProvedNetwork, model: nn.Module) -> tuple[LayerBound, ...]:
     """Return the proved bound of every layer."""
     layers = dict(model.named_modules())
     return tuple(
@@ -226,11 +238,13 @@ def images_hash(images: ImageSet) -> str:
 
 
 @torch.no_grad()
-def naive_gap_lipschitz(model: CertifiableModel) -> Float[Tensor, "k k"]:
+def naive_gap_lipschitz(model: nn.Module, network: ProvedNetwork) -> Float[Tensor, "k k"]:
     """Return the literature's gap matrix, of estimates after 500 power-iteration steps; the model is left as it was.
 
-    Not a proof: power iteration approaches a norm from below.
+    Not a proof: power iteration approaches a norm from below. A model without estimates has the proved gaps.
     """
+    if not isinstance(model, CertifiableModel):
+        return network.gap_lipschitz
     vectors = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("power_vector")}
     model.update_estimates(POWER_STEPS)
     gap = model.gap_lipschitz()
@@ -242,12 +256,13 @@ def naive_gap_lipschitz(model: CertifiableModel) -> Float[Tensor, "k k"]:
 
 @torch.no_grad()
 def naive_radius(
-    model: CertifiableModel, images: Float[Tensor, "b c h w"], gap_lipschitz: Float[Tensor, "k k"]
+    model: nn.Module, images: Float[Tensor, "b ..."], gap_lipschitz: Float[Tensor, "k k"]
 ) -> Float[Tensor, " b"]:
     """Return the literature's radius of the float32 forward in evaluation mode, rounding ignored: not a proof."""
-    was_training = model.training
+    modes = [(part, part.training) for part in model.modules()]
     model.eval()
     with frozen(model):
         logits = model(images.to(next(model.parameters()).dtype))
-    model.train(was_training)
+    for part, was_training in modes:
+        part.training = was_training
     return margin_radius(logits, gap_lipschitz).radius

@@ -84,7 +84,8 @@ def verify_run(
     check_same("data", (data.name, len(images), tuple(images.classes), pixels, "float64"), told)
 
     model = load_model(run, device=device)
-    network, gap, rows = prove(model), naive_gap_lipschitz(model), read_certificate_rows(files.rows)
+    network, rows = prove(model, data.spec().shape), read_certificate_rows(files.rows)
+    gap = naive_gap_lipschitz(model, network)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
     _close("lipschitz", network.lipschitz, certificate.lipschitz)
@@ -122,6 +123,7 @@ def _named(layers: tuple[LayerBound, ...]) -> list[tuple[LayerBound, LayerBound]
 def _confirm(row: Row, found: Row) -> None:
     """Raise unless the row says what was recomputed, and claims no more."""
     where = f"image {row.index}"
+    check_same(f"file of {where}", found.file, row.file or found.file)  # earlier certificates name none
     check_same(f"label of {where}", found.label, row.label)
     check_same(f"prediction of {where}", found.prediction, row.prediction)
     _close(f"margin of {where}", found.margin, row.margin, absolute=ABSOLUTE)

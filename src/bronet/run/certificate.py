@@ -30,7 +30,8 @@ _FIRST = ("index", "prediction")
 class Row:
     """The certificate of one image: `radius` is proved, in pixel space, and recorded with a margin (`recorded`).
 
-    `naive_radius` is what the literature would report, for comparison only: it rests on estimates.
+    `naive_radius` is what the literature would report, for comparison only: it rests on estimates. `file` is the
+    name of the image's file, if it comes from one of its own.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Row:
     margin: float
     radius: float
     naive_radius: float
+    file: str = ""
 
     def __post_init__(self) -> None:
         if min(found := [self.index, self.label, self.prediction]) < 0:

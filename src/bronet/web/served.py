@@ -164,7 +164,7 @@ def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -
     if model.image_shape != ORDINARY_SHAPE or len(images) != len(found):
         return None
     index = torch.arange(len(images))
-    rows = certify_images(model, network, images, index, naive_gap_lipschitz(model)).rows
+    rows = certify_images(model, network, images, index, naive_gap_lipschitz(model, network)).rows
     return Comparison(ordinary, found, tuple(rows))
 
 
