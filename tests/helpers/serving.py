@@ -34,7 +34,7 @@ PATIENCE = 1.0
 """Seconds that the server of these tests waits for a client, to keep the tests short."""
 PROGRAM = f"""
 import sys
-from bronet.cli import main
+from bronet.__main__ import main
 from bronet.web import guard, server
 server.REQUEST_SECONDS = server.READ_SECONDS = guard.BODY_SECONDS = {PATIENCE}
 sys.argv = ["bronet", "serve", *sys.argv[1:]]

@@ -6,12 +6,14 @@ augmentation stay, so a step of the small recipe runs through the same code as t
 
 from dataclasses import replace
 
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, StackArchitecture
+from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipNeXtArchitecture, StackArchitecture
 from bronet.recipe.schema import Recipe
 
 WIDTH, DENSE_WIDTH = 4, 16
 LIPCONVNET_WIDTH = 2
 """It doubles five times on the way."""
+LIPNEXT_WIDTH = 64
+"""More than the 3 x 4 x 4 numbers of a patch."""
 BRONET_DEPTH = 4
 """Layers that keep their padding widen the image by 2 each: four of them fit ImageNet's 8 x 8 neck (16 + 8 = 24)."""
 REAL_IMAGES = 2
@@ -55,4 +57,6 @@ def _small(model: Architecture) -> Architecture:
             hidden=None if model.hidden is None else WIDTH,
             dense_hidden=None if model.dense_hidden is None else DENSE_WIDTH,
         )
+    if isinstance(model, LipNeXtArchitecture):
+        return replace(model, width=LIPNEXT_WIDTH, depth=2)
     return replace(model, width=LIPCONVNET_WIDTH)

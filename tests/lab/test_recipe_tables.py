@@ -10,6 +10,7 @@ from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.errors import BronetError
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import LipConvNetArchitecture, Recipe, dataset_spec, recipe_names
+from bronet.recipe.architecture import Architecture, LipNeXtArchitecture
 from bronet.run.folder import create_run
 from bronet.training.learner import Training
 from lab.recipes import TABLE_NETWORKS, ablations, sweeps, table_recipe
@@ -120,8 +121,11 @@ def signature(recipe: Recipe) -> tuple[object, ...]:
     """What makes two shrunk recipes run through different code; depth and rank do not."""
     small = shrink(recipe)
     model = small.model
+    shape: tuple[object, ...]
     if isinstance(model, LipConvNetArchitecture):
-        shape: tuple[object, ...] = (model.backbone, model.head, model.depth > 5)
+        shape = (model.backbone, model.head, model.depth > 5)
+    elif isinstance(model, LipNeXtArchitecture):
+        shape = (model.family, model.mixing)
     else:
         shape = (model.backbone, model.dense, model.neck, model.regularized_depth, model.keep_padding)
     return (small.data.name, *shape, small.loss, small.optim.name, small.data.synthetic)
@@ -145,15 +149,16 @@ def test_every_shrunk_recipe_takes_a_step(tmp_path: Path, name: str) -> None:
     stepped(table_recipe(name), tmp_path / "run")
 
 
+def kind(model: Architecture) -> tuple[str, str]:
+    """What the layers of a network are."""
+    return (model.family, model.mixing if isinstance(model, LipNeXtArchitecture) else model.backbone)
+
+
 def test_shrinking_keeps_what_the_code_branches_on() -> None:
     for name in STEPPED:
         recipe = table_recipe(name)
         small = shrink(recipe)
-        assert (small.loss, small.optim.name, small.model.backbone) == (
-            recipe.loss,
-            recipe.optim.name,
-            recipe.model.backbone,
-        )
+        assert (small.loss, small.optim.name, kind(small.model)) == (recipe.loss, recipe.optim.name, kind(recipe.model))
         assert bool(small.data.synthetic_batch) == bool(recipe.data.synthetic_batch)
 
 
