@@ -35,47 +35,19 @@ if TYPE_CHECKING:
     from bronet.pretrained import load_pretrained as load_pretrained
     from bronet.pretrained import save_pretrained as save_pretrained
 
-_HOMES = {
-    "BROConv2d": "bronet.layers",
-    "BROLinear": "bronet.layers",
-    "CertifiableModel": "bronet.graph",
-    "Certificates": "bronet.certificates",
-    "Chain": "bronet.graph",
-    "CholeskyLinear": "bronet.layers",
-    "Householder": "bronet.layers",
-    "LastLayerNormalized": "bronet.layers",
-    "LipschitzRegularizedConv2d": "bronet.layers",
-    "MaxMin": "bronet.layers",
-    "build_model": "bronet.models",
-    "certified_radius": "bronet.certificates",
-    "certify": "bronet.certificates",
-    "check": "bronet.graph",
-    "convert": "bronet.graph",
-    "create_model": "bronet.pretrained",
-    "frozen": "bronet.layers",
-    "l2_pgd": "bronet.attack",
-    "linf_pgd": "bronet.attack",
-    "list_models": "bronet.pretrained",
-    "load_pretrained": "bronet.pretrained",
-    "prove": "bronet.graph",
-    "save_pretrained": "bronet.pretrained",
+_NAMES = {
+    "attack": ["l2_pgd", "linf_pgd"],
+    "certificates": ["Certificates", "certified_radius", "certify"],
+    "graph": ["CertifiableModel", "Chain", "check", "convert", "prove"],
+    "layers": [
+        *("BROConv2d", "BROLinear", "CholeskyLinear", "Householder", "LastLayerNormalized"),
+        *("LipschitzRegularizedConv2d", "MaxMin", "frozen"),
+    ],
+    "models": ["build_model"],
+    "pretrained": ["create_model", "list_models", "load_pretrained", "save_pretrained"],
 }
-_ROOMS = (
-    "attack",
-    "certificates",
-    "data",
-    "export",
-    "graph",
-    "layers",
-    "losses",
-    "models",
-    "ortho",
-    "pretrained",
-    "radius",
-    "recipe",
-    "report",
-    "training",
-)
+_HOMES = {name: f"bronet.{room}" for room, names in _NAMES.items() for name in names}
+_ROOMS = {*_NAMES, "data", "export", "losses", "ortho", "radius", "recipe", "report", "training"}
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
 

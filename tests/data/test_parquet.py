@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bronet.data import load_images, open_images
-from bronet.data.parquet import encoded_images, parquet_files, unpack_parquet
+from bronet.data.columns import encoded_images, parquet_files, unpack_parquet
 from bronet.errors import BronetError
 from bronet.recipe import DataRecipe
 from generated_images import encoded, pixels

@@ -39,7 +39,7 @@ def trained(
 ) -> tuple[CertifiableModel, TrainStep]:
     """Take a few steps: on this process's share of the batch with a sharded network, else on all of it."""
     model = build_model(recipe.model, recipe.data.spec(), device="cpu" if sharded else device).train()
-    forward = TrainingForward(model, recipe, beside=False)
+    forward = TrainingForward(model, recipe, in_parallel=False)
     for layer in model.modules():
         if isinstance(layer, PreparedLayer):
             layer.sees_all_parameters = False  # as if sharded: every layer inverts for itself

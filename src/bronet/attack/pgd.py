@@ -5,6 +5,7 @@ known. Deterministic given its generator. Failing to find an adversarial image p
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,34 +29,6 @@ class Attack(NamedTuple):
     distance: Float[Tensor, " b"]
 
 
-def l2_pgd(
-    model: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "b *pixels"],
-    labels: Int[Tensor, " b"],
-    *,
-    eps: float | Float[Tensor, " b"],
-    steps: int = 50,
-    restarts: int = 1,
-    generator: torch.Generator | None = None,
-) -> Attack:
-    """Return the strongest images found in the l2 balls, as an `Attack`: `images`, `success`, `distance`; see `pgd`."""
-    return pgd(model, images, labels, norm="l2", eps=eps, steps=steps, restarts=restarts, generator=generator)
-
-
-def linf_pgd(
-    model: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "b *pixels"],
-    labels: Int[Tensor, " b"],
-    *,
-    eps: float | Float[Tensor, " b"],
-    steps: int = 50,
-    restarts: int = 1,
-    generator: torch.Generator | None = None,
-) -> Attack:
-    """Return the strongest images found in the l_inf balls, as an `Attack`; see `pgd`."""
-    return pgd(model, images, labels, norm="linf", eps=eps, steps=steps, restarts=restarts, generator=generator)
-
-
 def pgd(
     model: Callable[[Tensor], Tensor],
     images: Float[Tensor, "b *pixels"],
@@ -63,8 +36,8 @@ def pgd(
     *,
     norm: Norm,
     eps: float | Float[Tensor, " b"],
-    steps: int,
-    restarts: int,
+    steps: int = 50,
+    restarts: int = 1,
     generator: torch.Generator | None = None,
 ) -> Attack:
     """Search each image's ball for an image that `model` does not give its label; the distance is in that norm.
@@ -104,6 +77,12 @@ def pgd(
         success = model(best).argmax(dim=1) != labels
     delta = (best.double() - images.double()).flatten(1)
     return Attack(best, success, delta.norm(dim=1) if norm == "l2" else delta.abs().amax(dim=1))
+
+
+l2_pgd = partial(pgd, norm="l2")
+"""`pgd` in l2 balls."""
+linf_pgd = partial(pgd, norm="linf")
+"""`pgd` in l_inf balls."""
 
 
 def _loss_and_gradient(

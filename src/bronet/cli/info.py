@@ -108,7 +108,7 @@ def unpack(
     Writes FOLDER/SPLIT with one numbered folder per class; needs as much space as the parquet files. The folder
     appears when all is done.
     """
-    from bronet.data.parquet import parquet_files, unpack_parquet
+    from bronet.data.columns import parquet_files, unpack_parquet
 
     files = parquet_files(folder, split)
     if not files:

@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bronet.data.columns import load_npz, load_parquet, parquet_files
 from bronet.data.decode import image_shape
 from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below, stratified_split
-from bronet.data.npz import load_npz
 from bronet.data.official import LAYOUTS, TINY_IMAGENET, load_cifar, provide_cifar, tiny_imagenet
-from bronet.data.parquet import load_parquet, parquet_files
 from bronet.errors import BronetError
 from bronet.recipe.schema import SPLITS, DataRecipe, DatasetSpec, dataset_spec
 

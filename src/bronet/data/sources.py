@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bronet.data.columns import IMAGE_NAMES, LABEL_NAMES
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.schema import BYTE_SCALE
 
-IMAGE_KEYS = ("image", "img", "images", "pixel_values")
-LABEL_KEYS = ("label", "labels", "fine_label")
 AT_ONCE = 256
 
 Batches = Iterator[tuple[Tensor, Tensor | None]]
@@ -77,9 +76,9 @@ def _(images: Dataset, *, batch_size: int = AT_ONCE) -> Batches:  # type: ignore
 def _parts(batch: Any) -> tuple[Any, Any]:
     """Return images and labels of a batch, None where there are no labels."""
     if isinstance(batch, Mapping):
-        image, label = (next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+        image, label = (next((key for key in keys if key in batch), None) for keys in (IMAGE_NAMES, LABEL_NAMES))
         if image is None:
-            raise BronetError(f"a batch must have one of the keys {', '.join(IMAGE_KEYS)}, got {', '.join(batch)}")
+            raise BronetError(f"a batch must have one of the keys {', '.join(IMAGE_NAMES)}, got {', '.join(batch)}")
         return batch[image], None if label is None else batch[label]
     if isinstance(batch, (tuple, list)):
         return batch[0], batch[1] if len(batch) > 1 else None

@@ -75,7 +75,7 @@ class _Reading:
         number = {value: position for position, value in enumerate(sorted(needed))}
         found = (self.operations[value - 1] for value in sorted(needed - {0}))
         kept = [replace(operation, inputs=tuple(number[i] for i in operation.inputs)) for operation in found]
-        if all(operation.bound is not None for operation in kept):
+        if all(operation.proved.known for operation in kept):
             self._compare(self.samples[output].log_softmax(1) if note else self.samples[output])
         selected = {number[value]: entries for value, entries in self.selected.items() if value in needed}
         return Graph(tuple(kept), selected, self.images.device, note)

@@ -22,6 +22,7 @@ from bronet.files import TEMPORARY_SUFFIX, held, read_object, replace_text
 from bronet.records import Place, as_plain, read_record
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Share")
 POLL_SECONDS = 0.1
 
 
@@ -34,14 +35,14 @@ class Share:
     restarts: int = 0
 
     @classmethod
-    def of_this_process(cls) -> "Share":
+    def of_this_process(cls: type[S]) -> S:
         """Return what torchrun says of this process; one alone without it."""
         names = {"RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0}
         return cls(*(int(os.environ.get(name, default)) for name, default in names.items()))
 
     @property
     def is_main(self) -> bool:
-        """Whether this process collects, writes and speaks."""
+        """Whether this process writes and speaks."""
         return self.rank == 0
 
     def takes(self, first: int, batch_size: int) -> bool:

@@ -16,7 +16,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -30,6 +29,7 @@ from bronet.graph.model import units_of
 from bronet.layers.execution import PreparedLayer
 from bronet.layers.shift import Centring, local_mean
 from bronet.models import CertifiableModel
+from bronet.run.shares import Share
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -39,18 +39,8 @@ if TYPE_CHECKING:
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 
 
-@dataclass(frozen=True)
-class Processes:
-    """Which process this is, of how many, and how often torchrun had to start them again."""
-
-    rank: int = 0
-    world: int = 1
-    restarts: int = 0
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes and shows."""
-        return self.rank == 0
+class Processes(Share):
+    """Which process this is, of how many that take every step together."""
 
     def sum(self, local: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Return the sum over all processes; `local` is not changed."""
@@ -124,23 +114,23 @@ def joined_processes(device: torch.device) -> Iterator[tuple[Processes, torch.de
 
     On a machine with several GPUs each process gets its own. Outside torchrun the run is one process.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1 or dist.is_initialized():
+    here = Processes.of_this_process()
+    if here.world == 1 or dist.is_initialized():
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where kernels are launched
             yield Processes(), device
         return
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
+        local_rank = int(os.environ["LOCAL_RANK"])
         if local_rank >= (there := torch.cuda.device_count()):
             raise BronetError(
                 f"processes per machine must be at most its {there} GPUs, got rank {local_rank}; lower --nproc-per-node"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    dist.init_process_group(BACKENDS[device.type], store=_meeting_place(restarts), rank=rank, world_size=world)
+    store = _meeting_place(here.restarts)
+    dist.init_process_group(BACKENDS[device.type], store=store, rank=here.rank, world_size=here.world)
     try:
-        yield Processes(rank, world, restarts), device
+        yield here, device
     finally:
         dist.destroy_process_group()
 

@@ -59,7 +59,7 @@ class Training(Learner):
         self.total_steps = self.batches.steps_per_epoch * recipe.train.epochs
         self.tally = Tally(eps=parse_budget(recipe.certify.eps[0]), device=device, processes=processes)
         # What is gathered on one stream would be freed while another still reads it.
-        forward = TrainingForward(model, recipe, beside=not self.fsdp)
+        forward = TrainingForward(model, recipe, in_parallel=not self.fsdp)
         together = forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp)
         self.train_step = TrainStep(recipe, model, self.tally, forward=together)
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None

@@ -149,10 +149,10 @@ class TrainingForward(nn.Module):
     """Pixels -> (logits, gap): refreshes the norm estimates, then runs the model in the recipe's precision.
 
     One module, because data-parallel and sharded training see only what happens inside a module's forward. On a GPU the
-    estimates are refreshed `beside` the model's forward pass, where that does not read them.
+    estimates are refreshed `in_parallel` to the model's forward pass, where that does not read them.
     """
 
-    def __init__(self, model: CertifiableModel, recipe: Recipe, *, beside: bool = True) -> None:
+    def __init__(self, model: CertifiableModel, recipe: Recipe, *, in_parallel: bool = True) -> None:
         super().__init__()
         self.model = model
         self.power_iterations = recipe.train.power_iterations
@@ -160,11 +160,11 @@ class TrainingForward(nn.Module):
         loss = recipe.loss
         self.gap_has_gradient = loss.emma or (loss.name == "ce+cr" and loss.cr == "radius")
         layers = (part for part in model.modules() if isinstance(part, LipschitzLayer))
-        self.estimates_beside = beside and not any(layer.forward_uses_estimate for layer in layers)
+        self.estimates_in_parallel = in_parallel and not any(layer.forward_uses_estimate for layer in layers)
 
     def forward(self, pixels: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b k"], Float[Tensor, "k k"]]:
         estimates = SideStream(pixels.device)
-        with estimates() if self.estimates_beside else nullcontext():
+        with estimates() if self.estimates_in_parallel else nullcontext():
             self.model.update_estimates(self.power_iterations)
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.in_bf16, cache_enabled=False):
             logits = self.model(pixels)

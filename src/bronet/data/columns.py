@@ -1,16 +1,25 @@
-"""Images in local parquet files, in the layout of the Hugging Face hub: a column of encoded images and one of labels.
+"""Images in columns: local parquet files, and .npz files of generated images (Tables 2 and 3).
 
-An image is a struct with its encoded `bytes`, or the bytes themselves. This needs pyarrow (the extra `data`). A set
-that does not fit in memory (ImageNet) is unpacked into class folders first, because parquet has no cheap random access.
+Parquet has the layout of the Hugging Face hub: a column of images, each a struct with its encoded `bytes` or the bytes
+themselves, and one of labels. This needs pyarrow (the extra `data`). A set that does not fit in memory (ImageNet) is
+unpacked into class folders first, because parquet has no cheap random access.
+
+An .npz file holds arrays `image` (n, h, w, c) of bytes and `label` (n,), as in EDM's sets for CIFAR. Python objects,
+which could run code when read, are refused.
 """
 
 import json
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bronet.data.archive import unpacking
@@ -22,9 +31,11 @@ from bronet.recipe.schema import DatasetSpec
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-IMAGE_COLUMNS = ("image", "img", "images")
-LABEL_COLUMNS = ("label", "fine_label", "labels", "class")
+IMAGE_NAMES = ("image", "img", "images", "pixel_values")
+LABEL_NAMES = ("label", "fine_label", "labels", "class")
+"""What columns, arrays and entries of a data set's items are called; the first that is there counts."""
 ROWS_AT_ONCE = 256
+CHUNK_IMAGES = 4096
 CLASS_DIGITS = 4
 
 
@@ -60,7 +71,7 @@ def encoded_images(files: list[Path]) -> Iterator[tuple[bytes, int, str]]:
     for path in files:
         table, row = _opened(path), 0
         names = table.schema_arrow.names
-        columns = [next((name for name in known if name in names), "") for known in (IMAGE_COLUMNS, LABEL_COLUMNS)]
+        columns = [next((name for name in known if name in names), "") for known in (IMAGE_NAMES, LABEL_NAMES)]
         if not all(columns):
             raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
         batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
@@ -83,7 +94,7 @@ def class_names(path: Path) -> tuple[str, ...]:
     text = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         features: Any = json.loads(text).get("info", {}).get("features", {})
-        names = next((features[column]["names"] for column in LABEL_COLUMNS if column in features), ())
+        names = next((features[column]["names"] for column in LABEL_NAMES if column in features), ())
         return tuple(str(name) for name in names)
     except (ValueError, AttributeError, KeyError, TypeError):
         return ()
@@ -135,3 +146,43 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise BronetError(f"cannot read {path} ({' '.join(str(error).split())}); get it again") from None
+
+
+def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSet:
+    """Return the images and labels of an .npz file; shapes, types and labels are checked.
+
+    Images are put into the order of the network in place, so that millions of them are never in memory twice.
+    """
+    if not path.is_file():
+        raise BronetError(f"generated images must be in {path}, but there is no such file; get or make them first")
+    try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is no .npz file")
+        with np.load(path, allow_pickle=False) as arrays:
+            pixels, numbers = _array(arrays, IMAGE_NAMES, path), _array(arrays, LABEL_NAMES, path)
+    except BronetError:
+        raise
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise BronetError(f"arrays in {path} must be plain .npy arrays ({error})") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise BronetError(f"cannot read {path} ({error}): it is damaged or cut short, get it again") from None
+    wanted = (spec.height, spec.width, spec.channels)
+    if pixels.shape[1:] != wanted or pixels.dtype != np.uint8:
+        got = f"{pixels.dtype} of shape {pixels.shape}"
+        raise BronetError(f"images in {path} must be uint8 of shape (n, {wanted}), got {got}")
+    if numbers.shape != pixels.shape[:1] or numbers.dtype.kind not in "iu":
+        got = f"{numbers.dtype} of shape {numbers.shape}"
+        raise BronetError(f"labels in {path} must be {len(pixels)} whole numbers, got {got}")
+    stored = torch.from_numpy(np.ascontiguousarray(pixels))
+    images = stored.view(-1, *spec.shape)  # the same memory, in which every image keeps its place
+    for start in range(0, len(images), CHUNK_IMAGES):
+        chunk = stored[start : start + CHUNK_IMAGES].permute(0, 3, 1, 2)
+        images[start : start + CHUNK_IMAGES] = chunk.clone()
+    return ImageSet(path.stem, images, torch.from_numpy(numbers.astype(np.int64)), classes, spec.scale)
+
+
+def _array(arrays: NpzFile, names: tuple[str, ...], path: Path) -> NDArray[Any]:
+    for name in names:
+        if name in arrays:
+            return np.asarray(arrays[name])
+    raise BronetError(f"{path} must hold an array named {names[0]!r}, got {', '.join(arrays) or 'nothing'}")
