@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from bronet.pretrained import list_models as list_models
     from bronet.pretrained import load_pretrained as load_pretrained
     from bronet.pretrained import save_pretrained as save_pretrained
+    from bronet.run.folder import open_run as open_run
+    from bronet.run.own import save_run as save_run
 
 _NAMES = {
     "attack": ["l2_pgd", "linf_pgd"],
@@ -45,9 +47,21 @@ _NAMES = {
     ],
     "models": ["build_model"],
     "pretrained": ["create_model", "list_models", "load_pretrained", "save_pretrained"],
+    "run.folder": ["open_run"],
+    "run.own": ["save_run"],
 }
 _HOMES = {name: f"bronet.{room}" for room, names in _NAMES.items() for name in names}
-_ROOMS = {*_NAMES, "data", "export", "losses", "ortho", "radius", "recipe", "report", "training"}
+_ROOMS = {
+    *(room.partition(".")[0] for room in _NAMES),
+    "data",
+    "export",
+    "losses",
+    "ortho",
+    "radius",
+    "recipe",
+    "report",
+    "training",
+}
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
 

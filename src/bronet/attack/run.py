@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.attack.auto import autoattack, preflight, require_autoattack
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
@@ -22,9 +22,9 @@ from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
 from bronet.certificates.run import images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
+from bronet.graph.model import recordable
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
-from bronet.models import CertifiableModel
 from bronet.ortho.spd import float32_products
 from bronet.recipe.schema import parse_budget
 from bronet.records import as_plain, rows_of, write_rows
@@ -51,7 +51,7 @@ Progress = Callable[[int, int], None]
 class Target:
     """A trained network, its proof, images, and the radii that its certificate records (by index)."""
 
-    model: CertifiableModel
+    model: nn.Module
     network: ProvedNetwork
     images: ImageSet
     claims: dict[int, float]
@@ -117,7 +117,7 @@ class Target:
         device = self.images.images.device
         if device.type != "cuda":
             return model
-        return padded_to_multiple(recorded(model, device) if self.model.recordable else model)
+        return padded_to_multiple(recorded(model, device) if recordable(self.model) else model)
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def attack_run(
         _stop_if_refuted(rows, path)
         waiting = sorted(set(range(len(images))) - {row.index for row in rows})
         if waiting:
-            model = load_model(run, device=device)
-            target = Target(model.requires_grad_(False), prove(model), images, _claims(run, plan, images))
+            model, shape = load_model(run, device=device), recipe.data.spec().shape
+            target = Target(model.requires_grad_(False), prove(model, shape), images, _claims(run, plan, images))
             batches = {int(index[0]): index for index in torch.tensor(waiting).split(plan.batch_size)}
 
             def compute(first: int) -> AttackPart:

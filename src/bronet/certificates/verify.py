@@ -7,10 +7,12 @@ them. Of all other facts only the device, the time and the command line have to 
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bronet.certificates.run import (
     Progress,
@@ -58,13 +60,17 @@ class Verification:
 def verify_run(
     certified: RunFolder | Path | str,
     *,
+    network: Callable[[], nn.Module] | None = None,
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
     download: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
-    """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs."""
-    run, path = _certified(certified)
+    """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs.
+
+    `network` makes the network of a run of the user's own code, as for `open_run`.
+    """
+    run, path = _certified(certified, network)
     certificate = read_certificate(path)
     files, data, split = run.certificate(certificate.split), run.recipe.data, certificate.split
     check_same("name of the certificate", files.facts.name, path.name)
@@ -84,21 +90,21 @@ def verify_run(
     check_same("data", (data.name, len(images), tuple(images.classes), pixels, "float64"), told)
 
     model = load_model(run, device=device)
-    network, rows = prove(model, data.spec().shape), read_certificate_rows(files.rows)
-    gap = naive_gap_lipschitz(model, network)
+    proof, rows = prove(model, data.spec().shape), read_certificate_rows(files.rows)
+    gap = naive_gap_lipschitz(model, proof)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
-    _close("lipschitz", network.lipschitz, certificate.lipschitz)
-    for found, layer in zip(_named(layer_bounds(network, model)), _named(certificate.layers), strict=False):
+    _close("lipschitz", proof.lipschitz, certificate.lipschitz)
+    for found, layer in zip(_named(layer_bounds(proof, model)), _named(certificate.layers), strict=False):
         check_same("a layer", found[0], layer[0])
         for key in ("lipschitz", "rounding_gain"):
             _close(f"{key} of {layer[1].name}", getattr(found[1], key), getattr(layer[1], key))
-    check_same("number of layers", len(network.layers), len(certificate.layers))
+    check_same("number of layers", len(proof.layers), len(certificate.layers))
     targeted = None if targets is None else read_targeted(files.targeted, len(rows))
     worst, rounding = 0.0, list[float]()
     with frozen(model):
         for index in torch.arange(len(images), device=images.labels.device).split(BATCH_SIZE):
-            proved = certify_images(model, network, images, index, gap)
+            proved = certify_images(model, proof, images, index, gap)
             rounding += proved.rounding
             for row, radii in zip(proved.rows, proved.targeted, strict=True):
                 claimed = rows[row.index]
@@ -112,7 +118,7 @@ def verify_run(
     _close("rounding.worst", max(rounding), certificate.rounding.worst)
     if certificate.rounding.median is not None:
         _close("rounding.median", statistics.median(rounding), certificate.rounding.median)
-    return Verification(len(images), network.lipschitz, worst)
+    return Verification(len(images), proof.lipschitz, worst)
 
 
 def _named(layers: tuple[LayerBound, ...]) -> list[tuple[LayerBound, LayerBound]]:
@@ -150,9 +156,9 @@ def _close(what: str, found: float, recorded: float, *, relative: float = RELATI
         check_same(what, found, recorded)
 
 
-def _certified(certified: RunFolder | Path | str) -> tuple[RunFolder, Path]:
+def _certified(certified: RunFolder | Path | str, network: Callable[[], nn.Module] | None) -> tuple[RunFolder, Path]:
     """Return the run that a certificate is of, and the certificate's file; the test split's of a run folder."""
     if isinstance(certified, str | Path) and Path(certified).suffix == ".json":
-        return open_run(Path(certified).parent), Path(certified)
-    run = certified if isinstance(certified, RunFolder) else RunFolder(Path(certified))
+        return open_run(Path(certified).parent, network=network), Path(certified)
+    run = certified if isinstance(certified, RunFolder) else RunFolder(Path(certified), network)
     return run, run.certificate(run.certified_split()).facts

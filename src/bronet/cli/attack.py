@@ -14,6 +14,7 @@ DEFAULT_EPS = "36/255"
 def attack(
     run: options.RunArgument,
     *,
+    model: options.ModelOption = None,
     norm: Annotated[Literal["l2", "linf"], typer.Option("--norm", help="Which ball.")] = "l2",
     eps: options.EpsOption = None,
     kind: Annotated[
@@ -47,7 +48,7 @@ def attack(
     from bronet.wording import percent
 
     console = open_console()
-    with options.opened_runs(run) as (folder,):
+    with options.opened_runs(run, model=model) as (folder,):
         data = folder.recipe.data
         split = options.chosen_split(split, data, data_dir=data_dir, download=download)
         plans = [

@@ -28,6 +28,7 @@ def certify(
         Path | None, options.out_option("Run folder of a pretrained network. Default: runs/NAME, with dashes.")
     ] = None,
     eps: options.EpsOption = None,
+    model: options.ModelOption = None,
     split: options.SplitOption = None,
     limit: options.LimitOption = None,
     targeted: Annotated[
@@ -59,7 +60,7 @@ def certify(
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
     console = open_console()
-    with options.opened_runs(named, out=out) as (folder,):
+    with options.opened_runs(named, out=out, model=model) as (folder,):
         evidence = certify_and_show(
             folder,
             console,
@@ -149,6 +150,7 @@ def verify(
         Path, typer.Argument(metavar="RUN", help="A certified run or pretrained network, or a certificate.json.")
     ],
     *,
+    model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
@@ -162,33 +164,43 @@ def verify(
     from bronet.certificates.verify import verify_run
     from bronet.cli.console import counting, open_console, say
     from bronet.export import verify_programs
+    from bronet.run.folder import open_run
 
     console = open_console()
     in_a_run = [] if certificate.suffix == ".json" else [certificate]
-    with options.opened_runs(*in_a_run) as folders, counting(console, "verifying") as show:
+    with options.opened_runs(*in_a_run, model=model) as folders, counting(console, "verifying") as show:
+        folder = folders[0] if folders else options.own_run(open_run(certificate.parent), model)
         result = verify_run(
             folders[0] if folders else certificate,
+            network=folder.network,
             device=options.usable_device(device),
             data_dir=data_dir,
             download=download,
             progress=show,
         )
-        programs = verify_programs(folders[0] if folders else certificate.parent)
+        programs = verify_programs(folder)
     for path in programs:
         say(console, f"verified: {path} is the program of the certificate")
     say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
     say(console, f"recorded radii lie at most {result.largest_difference:.1e} below their proof")
 
 
-def check(run: options.RunArgument) -> None:
+def check(run: options.RunArgument, model: options.ModelOption = None) -> None:
     """Tell the Lipschitz bound of every layer of a trained network. The largest is set in bold.
 
     Example:  bronet check runs/quickstart
 
-    Writes nothing. Models of your own: bronet.check(model, input_shape) in Python (docs/convert.md).
+    Writes nothing. Models of your own that are not saved: bronet.check(model, input_shape) in Python (docs/convert.md).
     """
     from bronet.cli.console import open_console
     from bronet.graph import check as check_model
     from bronet.pretrained import load_pretrained
+    from bronet.run.folder import RunFolder
+    from bronet.run.weights import load_model
 
-    open_console().print(check_model(load_pretrained(run)))
+    folder = RunFolder(run)
+    if model is None or not folder.recipe_file.is_file():
+        open_console().print(check_model(load_pretrained(run)))
+        return
+    folder = options.own_run(folder, model)
+    open_console().print(check_model(load_model(folder), folder.recipe.data.spec().shape))

@@ -160,7 +160,9 @@ def bench(
     open_console().print(facts_table(facts))
 
 
-def info(run: options.OptionalRunArgument = None, data_dir: options.DataDirOption = None) -> None:
+def info(
+    run: options.OptionalRunArgument = None, model: options.ModelOption = None, data_dir: options.DataDirOption = None
+) -> None:
     """Tell versions, devices and data; of a RUN, what it holds.
 
     Example:  bronet info runs/quickstart
@@ -169,7 +171,7 @@ def info(run: options.OptionalRunArgument = None, data_dir: options.DataDirOptio
     """
     from bronet.cli.console import facts_table, open_console
 
-    open_console().print(facts_table(_installation(data_dir) if run is None else _run_or_network(run)))
+    open_console().print(facts_table(_installation(data_dir) if run is None else _run_or_network(run, model)))
 
 
 def _installation(data_dir: Path | None) -> Facts:
@@ -202,23 +204,25 @@ def _installation(data_dir: Path | None) -> Facts:
     return [*facts, (IMAGENET, str(imagenet) if imagenet.exists() else "not found; see docs/training.md")]
 
 
-def _run_or_network(path: Path) -> Facts:
+def _run_or_network(path: Path, model: str | None) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
     from bronet.files import read_object
     from bronet.pretrained import find_network
+    from bronet.recipe.architecture import OwnArchitecture
     from bronet.run.folder import ReportFiles, open_run
 
     def there(path: Path, words: str) -> str:
-        return str(path) if path.exists() else f"none yet; {options.command_for(words, run.path)}"
+        return str(path) if path.exists() else f"none yet; {options.command_for(words, run.path, model=own)}"
 
     network = find_network(path)
     recipe, facts = network.recipe, network.record
+    own = recipe.model.name if isinstance(recipe.model, OwnArchitecture) else None
     trained = ("recipe", f"{recipe.name} on {recipe.data.name}, seed {recipe.train.seed}")
     if network.weights_sha256 is not None:
         card = str(network.folder / "README.md")
         whole = [("pretrained", network.name), trained, ("weights", str(network.weights)), ("card", card)]
     else:
-        run = open_run(path)
+        run = options.own_run(open_run(path), model)
         certificate = run.certificate(run.certified_split()).facts
         came_from_elsewhere = run.weights.exists() and not run.log.exists()
         epochs = f"{len(run.logged())} of {recipe.train.epochs} epochs"
@@ -228,6 +232,7 @@ def _run_or_network(path: Path) -> Facts:
             trained,
             ("trained", "elsewhere" if came_from_elsewhere else epochs),
             ("weights", there(run.weights, "train --resume")),
+            *([("network", f"your own code: {own}")] if own else []),
             *(_certificate(run) if certificate.exists() else [("certificate", there(certificate, "certify"))]),
             ("report", there(ReportFiles.of(run.report).page, "report")),
         ]

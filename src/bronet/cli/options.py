@@ -70,6 +70,14 @@ LayersOption = Annotated[
     ),
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N images.", metavar="N")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="PACKAGE.MODULE:NET",
+        help="Of a run of your own network: the class, or function, that makes it. Imported from Python's path.",
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")]
 OptionalRunArgument = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")
@@ -120,11 +128,12 @@ def typed_command() -> str:
     return shlex.join(["bronet", *sys.argv[1:]])
 
 
-def command_for(words: str, run: Path, *, data_dir: Path | None = None) -> str:
+def command_for(words: str, run: Path, *, data_dir: Path | None = None, model: str | None = None) -> str:
     """Return a command about a run to go on with, with the files of layers that this one was given."""
     options = [word for file in _layer_files for word in ("--layers", str(file))]
+    own = ["--model", model] if model is not None else []
     place = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    return shlex.join(["bronet", *options, *words.split(), str(run), *place])
+    return shlex.join(["bronet", *options, *words.split(), str(run), *own, *place])
 
 
 def out_option(help: str, *, file: bool = False) -> Any:
@@ -141,13 +150,28 @@ def out_option(help: str, *, file: bool = False) -> Any:
 
 
 @contextmanager
-def opened_runs(*runs: Path, out: Path | None = None) -> Iterator[list["RunFolder"]]:
+def opened_runs(*runs: Path, out: Path | None = None, model: str | None = None) -> Iterator[list["RunFolder"]]:
     """Give the folders of runs; a pretrained network is first copied to `out`, or to runs/NAME.
+
+    `model` names the network of runs that are of the user's own.
 
     If the block fails, a copy that was made for it is removed again, unless something was added to it.
     """
     with ExitStack() as stack:
-        yield [stack.enter_context(_opened_run(run, out)) for run in runs]
+        folders = [stack.enter_context(_opened_run(run, out)) for run in runs]
+        opened = [own_run(folder, model) for folder in folders]
+        if model is not None and opened and all(folder.network is None for folder in opened):
+            raise BronetError(f"--model is for runs of a network of your own, got {runs[0]}; leave it out")
+        yield opened
+
+
+def own_run(run: "RunFolder", model: str | None) -> "RunFolder":
+    """Return a run with the network that --model names, if it is of the user's own."""
+    if model is None:
+        return run
+    from bronet.run.own import with_own_network
+
+    return with_own_network(run, model)
 
 
 @contextmanager

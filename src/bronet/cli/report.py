@@ -22,6 +22,7 @@ def report(
     out: Annotated[
         Path | None, options.out_option("Folder to write to. Default: report; of one run, report/ in its folder.")
     ] = None,
+    model: options.ModelOption = None,
     eps: options.EpsOption = None,
     data_dir: options.DataDirOption = None,
 ) -> None:
@@ -39,7 +40,7 @@ def report(
     from bronet.report.evidence import at_radii, read_evidence
 
     console = open_console()
-    with options.opened_runs(*runs) as folders:
+    with options.opened_runs(*runs, model=model) as folders:
         evidence = at_radii([read_evidence(folder) for folder in folders], eps or ())
         if len(folders) == 1:
             written = list(write_report(evidence[0], out, data_dir=data_dir))
@@ -55,6 +56,7 @@ def serve(
         list[Path] | None, typer.Argument(metavar="RUN", help="Trained runs or networks. Default: runs/quickstart.")
     ] = None,
     *,
+    model: options.ModelOption = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = HOST,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = PORT,
     samples: Annotated[int, typer.Option("--samples", min=1, max=1000, help="Test images to choose from.")] = SAMPLES,
@@ -78,14 +80,14 @@ def serve(
 
     require_web()
     place, local = options.usable_device(device), is_local(host)
-    with open_socket(host, port) as listening, options.opened_runs(*(runs or ())) as folders:
+    with open_socket(host, port) as listening, options.opened_runs(*(runs or ()), model=model) as folders:
         from bronet.web.served import Gallery, read_cards
         from bronet.web.server import serve as serve_page
 
         for folder in folders if download else ():
             provide_images(folder.recipe.data, "test", data_dir=data_dir, download=True)
         console = open_console()
-        cards = read_cards([str(folder.path) for folder in folders])
+        cards = read_cards(folders)
         gallery = Gallery(cards, samples=samples, device=place, data_dir=data_dir)
         say(console, f"proving  {gallery.cards[0].name}")
         gallery.open(0)
@@ -102,6 +104,7 @@ def serve(
 def export(
     run: options.RunArgument,
     *,
+    model: options.ModelOption = None,
     format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.ONNX,
     out: Annotated[
         Path | None, options.out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
@@ -123,7 +126,7 @@ def export(
     from bronet.export import export_run
     from bronet.wording import bound_text
 
-    with options.opened_runs(run) as (folder,):
+    with options.opened_runs(run, model=model) as (folder,):
         done = export_run(folder, format=format, out=out, proved=proved)
     size = done.path.stat().st_size / 2**20
     images = f"over {done.images} random images"

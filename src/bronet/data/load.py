@@ -25,9 +25,10 @@ from bronet.data.decode import image_shape
 from bronet.data.image_set import FileSet, ImageSet, class_folders, class_names_below, stratified_split
 from bronet.data.official import LAYOUTS, TINY_IMAGENET, load_cifar, provide_cifar, tiny_imagenet
 from bronet.errors import BronetError
-from bronet.recipe.schema import SPLITS, DataRecipe, DatasetSpec, dataset_spec
+from bronet.recipe.schema import DATASETS, SPLITS, DataRecipe, DatasetSpec, dataset_spec
 
 DIGITS, IMAGENET = "digits", "imagenet"
+IMAGENET_SIDES = (224, 288)
 DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
 OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
@@ -54,7 +55,7 @@ def load_dataset(name: str, split: str, *, data_dir: Path | str | None = None, d
 
     "sample" is the 500 test images of CIFAR-10 that the package holds; no other data set has one.
     """
-    resize = (224, 288) if name == IMAGENET else ()
+    resize = IMAGENET_SIDES if name == IMAGENET else ()
     return load_images(DataRecipe(name=name, resize=resize), split, data_dir=data_dir, download=download)
 
 
@@ -64,7 +65,36 @@ def folder(path: Path | str, *, size: tuple[int, int] | None = None) -> ImageSet
     The classes are the names of the folders, sorted. Images of several sizes need `size` = (height, width): they are
     resized and cropped at the centre. They are grey if all files are.
     """
-    root = Path(path)
+    files, spec = _described(Path(path), size)
+    return files.decoded(spec, resized=size is not None)
+
+
+def recipe_for(dataset: str | Path | DataRecipe) -> tuple[DataRecipe, tuple[str, ...]]:
+    """Return the description of a data set, and the names of its classes where they are those of folders.
+
+    That is a known data set, or a folder with train and test (or val) below it, whose images say the rest.
+    """
+    if isinstance(dataset, DataRecipe):
+        return dataset, () if dataset.name in DATASETS else class_names_below(
+            data_folder(None) / dataset.name / "train"
+        )
+    if dataset in DATASETS:
+        return DataRecipe(name=str(dataset), resize=IMAGENET_SIDES if dataset == IMAGENET else ()), ()
+    root = Path(dataset).resolve()
+    if not root.is_dir():
+        return DataRecipe(name=str(dataset)), ()  # which refuses it, with the names that are known
+    known = (root / name for names in OTHER_NAMES.values() for name in names)
+    split = next((folder for folder in known if folder.is_dir()), root)
+    files, spec = _described(split, None)
+    if split == root:
+        raise BronetError(f"{root} must hold train and test (or val), each with a folder per class, found only classes")
+    channels, height, width = spec.shape
+    recipe = DataRecipe(name=str(root), channels=channels, height=height, width=width, classes=spec.classes)
+    return recipe, files.classes
+
+
+def _described(root: Path, size: tuple[int, int] | None) -> tuple[FileSet, DatasetSpec]:
+    """Return the images of a folder of class folders, and what they say of themselves."""
     names = class_names_below(root) if root.is_dir() else ()
     if not names or set(names) <= {name for known in OTHER_NAMES.values() for name in known}:
         found = f"found {', '.join(names)}" if names else "found none"
@@ -77,8 +107,7 @@ def folder(path: Path | str, *, size: tuple[int, int] | None = None) -> ImageSet
         raise BronetError(
             f"images in {root} must have one size, got {h} x {w} and {other_h} x {other_w}; give size=(height, width)"
         )
-    spec = DatasetSpec(root.name, shapes[-1][0], *(size or sizes[0]), len(names))
-    return files.decoded(spec, resized=size is not None)
+    return files, DatasetSpec(root.name, shapes[-1][0], *(size or sizes[0]), len(names))
 
 
 def load_images(

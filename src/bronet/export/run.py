@@ -67,7 +67,15 @@ def export_run(
         )
     classes = certificate.classes if certificate else ()
     hashed = network["weights_sha256"]
-    done = export_model(load_model(run), path, format=format, classes=classes, weights_sha256=hashed, proved=proved)
+    done = export_model(
+        load_model(run),
+        path,
+        image_shape=run.recipe.data.spec().shape,
+        format=format,
+        classes=classes,
+        weights_sha256=hashed,
+        proved=proved,
+    )
     if proved and certificate is not None:
         others = tuple(program for program in certificate.programs if program.name != path.name)
         named = replace(certificate, programs=(*others, ProgramFile(name=path.name, sha256=file_hash(path))))
@@ -84,7 +92,7 @@ def verify_programs(run: RunFolder | Path | str) -> list[Path]:
     run = open_run(run)
     named = read_certificate(run.certificate(run.certified_split()).facts).programs
     there = {program: run.path / program.name for program in named if (run.path / program.name).is_file()}
-    network = prove(load_model(run)) if there else None
+    network = prove(load_model(run), run.recipe.data.spec().shape) if there else None
     for program, path in there.items():
         check_same(program.name, file_hash(path), program.sha256)
         assert network is not None

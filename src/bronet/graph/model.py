@@ -59,11 +59,6 @@ class CertifiableModel(nn.Module):
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{type(self).__name__}({' x '.join(map(str, self.image_shape))} pixels, {count:,} parameters)"
 
-    @property
-    def recordable(self) -> bool:
-        """Whether a step with the network can be recorded as a CUDA graph."""
-        return all(part.recordable for part in self.modules() if isinstance(part, LipschitzLayer))
-
     def lipschitz_estimate(self) -> Float[Tensor, ""]:
         """Return the constant before the head as training sees it; differentiable, no bound."""
         like = next(self.head.parameters())
@@ -78,6 +73,11 @@ class CertifiableModel(nn.Module):
         """Take power-iteration steps in every layer that is only Lipschitz-regularised."""
         for unit in dict.fromkeys(units_of(self)):
             unit.update_estimate(steps)
+
+
+def recordable(model: nn.Module) -> bool:
+    """Whether a step with a network can be recorded as a CUDA graph, as far as its layers say."""
+    return all(part.recordable for part in model.modules() if isinstance(part, LipschitzLayer))
 
 
 class Chain(CertifiableModel):

@@ -11,7 +11,14 @@ from bronet.models.bronet import BRONet
 from bronet.models.lipconvnet import LipConvNet
 from bronet.models.lipnext import LipNeXt
 from bronet.models.stack import Stack
-from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture, LipNeXtArchitecture
+from bronet.recipe.architecture import (
+    Architecture,
+    BRONetArchitecture,
+    LipConvNetArchitecture,
+    LipNeXtArchitecture,
+    OwnArchitecture,
+    StackArchitecture,
+)
 from bronet.recipe.schema import DatasetSpec
 
 GIB = 2**30
@@ -32,6 +39,11 @@ def build_model(
     Weights are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated;
     elsewhere a network that does not fit into this machine's memory is refused before it is built.
     """
+    if isinstance(architecture, OwnArchitecture):
+        raise BronetError(
+            f"a network of your own code must be given, of which {architecture.name} is only the name: "
+            "--model package.module:Net on the command line, open_run(folder, network=Net) in Python"
+        )
     try:
         with torch.device("meta"):
             outline = _network(architecture, spec)
@@ -60,7 +72,10 @@ def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:
         )
 
 
-def _network(architecture: Architecture, spec: DatasetSpec) -> Network:
+def _network(
+    architecture: BRONetArchitecture | LipConvNetArchitecture | LipNeXtArchitecture | StackArchitecture,
+    spec: DatasetSpec,
+) -> Network:
     match architecture:
         case BRONetArchitecture():
             return BRONet(architecture, spec)

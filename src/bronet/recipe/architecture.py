@@ -1,6 +1,7 @@
 """Architectures as frozen descriptions without tensors (App. B.2 and B.3); `bronet.models` builds the networks."""
 
 import re
+import reprlib
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -18,8 +19,10 @@ MAX_LAYERS = 1_000
 MAX_CHANNELS = 65_536
 MAX_PIXELS = 4_096
 """For the side of an image, a kernel, a stride or a padding."""
+LONGEST_NAME = 200
 
 # An exponent is not allowed: "1e999999999" would be an exact number of a billion digits.
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 FRACTION_TEXT = re.compile(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", re.ASCII)
 
 
@@ -175,7 +178,27 @@ class LipNeXtArchitecture:
             raise BronetError(f"model.moved must satisfy 0 < moved <= 1/4, got {self.moved}")
 
 
-Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture | LipNeXtArchitecture
+@dataclass(frozen=True, kw_only=True)
+class OwnArchitecture:
+    """A network of the user's own code, such as "package.module:Net".
+
+    The name is told, never imported: the user has to give it again, so that no file of a run can name code to run.
+    """
+
+    family: Literal["own"] = "own"
+    name: str
+
+    def __post_init__(self) -> None:
+        check_import_path(self.name, what="model.name")
+
+
+Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture | LipNeXtArchitecture | OwnArchitecture
+
+
+def check_import_path(text: str, *, what: str) -> None:
+    """Refuse what does not have the form of a name to import."""
+    if len(text) > LONGEST_NAME or not IMPORT_PATH.fullmatch(text):
+        raise BronetError(f"{what} must have the form package.module:Net, got {reprlib.repr(text)}")
 
 
 def parse_fraction(text: str, *, name: str) -> Fraction:

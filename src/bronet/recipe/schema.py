@@ -209,12 +209,12 @@ class OptimRecipe:
 class TrainRecipe:
     """The length and precision of training, power iterations per step, and what is kept.
 
-    A checkpoint is written every `checkpoint_every` epochs; the last `keep_checkpoints` are kept. Every
-    `validate_every` epochs (0: never) the held-out images are evaluated, and the best weights are kept as well. With
-    `ema_decay` above 0 the final weights are the running average of the trained ones.
+    Weights of 0 `epochs` were trained elsewhere. A checkpoint is written every `checkpoint_every` epochs; the last
+    `keep_checkpoints` are kept. Every `validate_every` epochs (0: never) the held-out images are evaluated, and the
+    best weights are kept as well. With `ema_decay` above 0 the final weights are the average of the trained ones.
     """
 
-    epochs: Count
+    epochs: CountOrNone
     batch_size: Annotated[int, Limits(1, MAX_BATCH)]
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"

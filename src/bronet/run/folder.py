@@ -11,13 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text
 from bronet.recipe.schema import SPLITS, Recipe
 from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
 
 STEP_DIGITS = 9
 LEFTOVERS = f".*{TEMPORARY_SUFFIX}"
@@ -70,9 +75,13 @@ class NamedFile:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names of the files of a run. Making one touches nothing; see `create_run` and `open_run`."""
+    """Names of the files of a run. Making one touches nothing; see `create_run` and `open_run`.
+
+    `network` makes the network, without its weights, of a run whose network is of the user's own code.
+    """
 
     path: Path
+    network: "Callable[[], nn.Module] | None" = None
 
     recipe_file = NamedFile("recipe.yaml")
     """The whole recipe, every default written out."""
@@ -213,9 +222,12 @@ def remove_leftovers(run: RunFolder) -> None:
         path.unlink(missing_ok=True)
 
 
-def open_run(run: RunFolder | Path | str) -> RunFolder:
-    """Return the folder of an existing run; one that is open already stays as it is, with what was read of it."""
-    run = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+def open_run(run: RunFolder | Path | str, *, network: "Callable[[], nn.Module] | None" = None) -> RunFolder:
+    """Return the folder of an existing run; one that is open already stays as it is, with what was read of it.
+
+    A run of a network of your own code needs a class or a function that makes the `network` when it is called.
+    """
+    run = run if isinstance(run, RunFolder) else RunFolder(Path(run), network)
     if not run.recipe_file.is_file():
         raise BronetError(
             f"{run.path} must be the folder of a run, but it has no {run.recipe_file.name}; train one first"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.files import replace_file
 from bronet.models import Network, build_model
+from bronet.recipe.architecture import OwnArchitecture
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import from_text, to_text
 from bronet.run.folder import RunFolder
@@ -55,9 +56,16 @@ def trained_model(path: Path, recipe: Recipe, *, device: torch.device | str = "c
     return model.eval()
 
 
-def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> Network:
-    """Return the trained network of a run, in evaluation mode."""
-    return trained_model(run.weights, run.recipe, device=device)
+def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> nn.Module:
+    """Return the trained network of a run, in evaluation mode; that of the user's own code comes from `run.network`."""
+    if run.network is None or not isinstance(run.recipe.model, OwnArchitecture):
+        return trained_model(run.weights, run.recipe, device=device)
+    tensors, _ = read_tensors(run.weights, KIND, [RECIPE_KEY])
+    model = run.network()
+    if not isinstance(model, nn.Module):
+        raise BronetError(f"the network of {run.path} must be a torch.nn.Module, got {type(model).__name__}")
+    _copy_into(model, tensors, run.weights)
+    return model.to(device).eval()
 
 
 def fitting(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:

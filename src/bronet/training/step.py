@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from bronet.graph.model import recordable
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import SideStream
 from bronet.losses import (
@@ -64,7 +65,7 @@ class TrainStep:
         self.eps = torch.zeros((), device=self.device)
         self.number = torch.zeros((), device=self.device, dtype=torch.float64)
         self.inputs: tuple[Tensor, Tensor] | None = None  # of the recording
-        self.recordable = tally.processes.world == 1 and model.recordable
+        self.recordable = tally.processes.world == 1 and recordable(model)
         self.ordinary_steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 

@@ -50,7 +50,7 @@ def card_answer(card: Card) -> Json:
 
 def network_answer(served: Served) -> Json:
     """Return the classes, the bounds of all layers, and the sample images as one picture."""
-    _, height, width = served.model.image_shape
+    _, height, width = served.network.image_shape
     samples = served.samples
     return {
         "height": height,
@@ -92,8 +92,8 @@ def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
 
 def uploaded_pixels(served: Served, content: bytes) -> Float[Tensor, "1 c h w"]:
     """Return an image that was sent, of the model's size, in float64."""
-    stored = read_upload(content, served.model.image_shape)
-    return (stored.to(torch.float64) / WHITE)[None].to(next(served.model.parameters()).device)
+    stored = read_upload(content, served.network.image_shape)
+    return (stored.to(torch.float64) / WHITE)[None].to(served.network.device)
 
 
 def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:

@@ -20,7 +20,6 @@ from bronet.data import ImageSet, load_images
 from bronet.data.load import SAMPLED
 from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork, prove
-from bronet.models import CertifiableModel
 from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
 from bronet.report.evidence import Evidence, read_evidence
@@ -84,7 +83,7 @@ class Comparison:
 class Served:
     """A network that can be asked: model, proof, layers' bounds, class names, and sample images if there are any."""
 
-    model: CertifiableModel
+    model: nn.Module
     network: ProvedNetwork
     bounds: tuple[LayerBound, ...]
     classes: tuple[str, ...]
@@ -93,20 +92,19 @@ class Served:
     comparison: Comparison | None
 
 
-def read_cards(runs: Sequence[str]) -> list[Card]:
+def read_cards(runs: Sequence[RunFolder | Path | str]) -> list[Card]:
     """Return the cards of the runs; without any, that of the quick start. A run without weights is refused."""
     if not runs and not RunFolder(DEFAULT_RUN).recipe_file.is_file():
         raise BronetError(
             f"give the folder of a run, got none and there is no {DEFAULT_RUN}; `bronet quickstart` makes it, "
             "or try: bronet serve bronet-digits/digits"
         )
-    chosen = runs or [str(DEFAULT_RUN)]
-    folders = [open_run(Path(run)) for run in chosen]
+    folders = [open_run(run) for run in runs or [DEFAULT_RUN]]
     names = [folder.path.resolve().name for folder in folders]
     repeated = {name for name, count in Counter(names).items() if count > 1}
     return [
-        _read_card(run if name in repeated else name, folder)
-        for run, name, folder in zip(chosen, names, folders, strict=True)
+        _read_card(str(folder.path) if name in repeated else name, folder)
+        for name, folder in zip(names, folders, strict=True)
     ]
 
 
@@ -144,7 +142,7 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
     """Load and prove the network of a card, and fetch sample images of its test split where the data set is at hand."""
     data = card.recipe.data
     model = load_model(card.folder, device=device).requires_grad_(False)
-    network = prove(model)
+    network = prove(model, data.spec().shape)
     images, remark = _sample_images(data, samples, data_dir, card.classes)
     numbered = tuple(f"class {number}" for number in range(data.spec().classes))
     return Served(
@@ -158,10 +156,10 @@ def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None)
     )
 
 
-def compare(model: CertifiableModel, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
+def compare(model: nn.Module, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
     """Certify all test images of the digits, which takes a moment, and set the ordinary network beside them."""
     images, (ordinary, found) = load_images(data, "test"), read_ordinary()
-    if model.image_shape != ORDINARY_SHAPE or len(images) != len(found):
+    if network.image_shape != ORDINARY_SHAPE or len(images) != len(found):
         return None
     index = torch.arange(len(images))
     rows = certify_images(model, network, images, index, naive_gap_lipschitz(model, network)).rows
