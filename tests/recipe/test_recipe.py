@@ -97,7 +97,9 @@ def test_a_model_table_is_told_apart_by_its_family() -> None:
     table = "model: {family: lipconvnet, depth: 15}"
     recipe = from_text(MINIMAL.replace("model: bronet-digits", table))
     assert recipe.model == LipConvNetArchitecture(depth=15)
-    with pytest.raises(BronetError, match=r"family must be one of bronet, lipconvnet, stack, lipnext, got 'resnet'"):
+    with pytest.raises(
+        BronetError, match=r"family must be one of bronet, lipconvnet, stack, lipnext, own, got 'resnet'"
+    ):
         from_text(MINIMAL.replace("model: bronet-digits", "model: {family: resnet}"))
 
 

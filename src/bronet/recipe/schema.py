@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import MAX_PIXELS, Architecture, Limits, Padding, Pixels, check_settings, parse_fraction
+from bronet.recipe.architecture import (
+    MAX_PIXELS,
+    Architecture,
+    Limits,
+    OwnArchitecture,
+    Padding,
+    Pixels,
+    check_settings,
+    parse_fraction,
+)
 from bronet.records import require_range
 
 Border = Literal["black", "edge", "mirror"]
@@ -209,9 +218,10 @@ class OptimRecipe:
 class TrainRecipe:
     """The length and precision of training, power iterations per step, and what is kept.
 
-    Weights of 0 `epochs` were trained elsewhere. A checkpoint is written every `checkpoint_every` epochs; the last
-    `keep_checkpoints` are kept. Every `validate_every` epochs (0: never) the held-out images are evaluated, and the
-    best weights are kept as well. With `ema_decay` above 0 the final weights are the average of the trained ones.
+    A network of the user's own may have 0 `epochs`, if it was trained elsewhere. A checkpoint is written every
+    `checkpoint_every` epochs; the last `keep_checkpoints` are kept. Every `validate_every` epochs (0: never) the
+    held-out images are evaluated, and the best weights are kept as well. With `ema_decay` above 0 the final weights are
+    the average of the trained ones.
     """
 
     epochs: CountOrNone
@@ -259,6 +269,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
             raise BronetError(f"name must be printable text of at least one letter, got {self.name!r}")
+        if not self.train.epochs and not isinstance(self.model, OwnArchitecture):
+            raise BronetError("train.epochs must be at least 1, got 0")
         if self.optim.schedule != "milestones" and self.optim.warmup_epochs > self.train.epochs:
             raise BronetError(
                 f"optim.warmup_epochs must be at most train.epochs = {self.train.epochs}, "

@@ -88,8 +88,6 @@ def train(
     command line. Under torchrun every process calls this; a restart by torchrun resumes.
     """
     options, folder = options or RunOptions(), Path(run_dir)
-    if not recipe.train.epochs:
-        raise BronetError("train.epochs must be at least 1 to train, got 0: these weights were trained elsewhere")
     wanted = _checked_device(device, recipe, options)
     with ExitStack() as end:
         if options.deterministic:
