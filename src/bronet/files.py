@@ -50,7 +50,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _flush(path.parent, os.O_RDONLY)
+        if sys.platform != "win32":  # where folders cannot be opened
+            _flush(path.parent, os.O_RDONLY)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """The command line before any computing: help, refusals in one line, exit statuses, lists."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from typer.testing import CliRunner
 from bronet.__about__ import __version__
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
-from bronet.pretrained.places import published_networks
+from bronet.pretrained import find_network
+from bronet.pretrained.places import package_home, pretrained_names, published_networks
 from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text
+from tiny_run import train_tiny_run
 
 COMMANDS = (
     *("quickstart", "train", "certify", "report", "verify", "attack", "serve", "export", "recipes"),
@@ -222,11 +225,50 @@ def test_a_shown_recipe_reads_back_as_itself(name: str) -> None:
     assert from_text(run.invoke(app, ["recipes", "show", name]).stdout) == named_recipe(name)
 
 
-def test_the_list_of_recipes_counts_parameters() -> None:
-    lines = run.invoke(app, ["recipes"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["recipe", *recipe_names()]
-    medium = next(line for line in lines if line.split()[0] == "cifar10/bronet-m")
-    assert medium.split() == ["cifar10/bronet-m", "cifar10", "36,545,034", "800", "256"]
+def test_the_list_of_recipes_counts_parameters_and_names_what_was_trained(empty_folder: Path) -> None:
+    shutil.copytree(package_home() / "bronet-digits" / "digits", "runs/no-run")
+    train_tiny_run(empty_folder / "runs" / "mine")
+    (empty_folder / "runs" / "broken").mkdir()
+    (empty_folder / "runs" / "broken" / "recipe.yaml").write_text("{")
+    lines = {line.split()[0]: line for line in run.invoke(app, ["recipes"]).stdout.splitlines()[1:] if line}
+    assert {name for name in lines if "/" in name} == set(recipe_names())
+    assert lines["cifar10/bronet-m"].split() == ["cifar10/bronet-m", "36,545,034", "800", "256"]
+    quick = lines[QUICK].split("  ")[-1].split("; ")
+    assert quick[0] == "bronet-digits/digits, 49.4 s on x86_64 CPU"
+    assert quick[1].startswith("runs/mine, ")
+    assert len(quick) == 2
+
+
+def test_a_network_that_is_not_here_stands_beside_its_recipe(
+    monkeypatch: pytest.MonkeyPatch, empty_folder: Path
+) -> None:
+    of_recipe = {name: find_network(name).recipe.name for name in pretrained_names()}
+    monkeypatch.setenv("BRONET_HOME", str(empty_folder / "home"))
+    monkeypatch.setattr("bronet.pretrained.places.checkout_home", lambda: None)  # as of an installed package
+    lines = {line.split()[0]: line for line in run.invoke(app, ["recipes"]).stdout.splitlines()[1:] if line}
+    for network in published_networks():
+        assert lines[of_recipe[network.name]].endswith(f"{network.name}, not on this machine")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_recipes(shell: str) -> None:
+    def completed(*words: str) -> str:
+        environment = os.environ | {
+            "_BRONET_COMPLETE": f"complete_{shell}", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1),
+            "_TYPER_COMPLETE_ARGS": " ".join(words),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "bronet"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+    assert "quickstart" in completed("bronet", "qui")
+    assert "cifar10/bronet-m-fast" in completed("bronet", "train", "cifar10/bronet-m")
+    assert "cifar10/bronet-l" not in completed("bronet", "train", "cifar10/bronet-m")
+
+
+@pytest.mark.parametrize("words", [("train", QUICK), ("bench", QUICK), ("serve", "bronet-digits/digits")])
+def test_apples_gpus_are_refused_with_the_reason(words: tuple[str, ...], empty_folder: Path) -> None:
+    assert "float64" in refusal(*words, "--device", "mps")
+    assert list(empty_folder.iterdir()) == []
 
 
 def test_info_tells_versions_and_data(empty_folder: Path) -> None:

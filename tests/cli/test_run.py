@@ -139,6 +139,22 @@ def test_two_runs_are_compared_in_one_table_and_one_plot(trained: Path) -> None:
     assert shown_at == {(name, eps) for name in ("first", "second") for eps in ("1/4", "1/8")}
 
 
+def test_a_dry_run_tells_size_and_time_and_changes_nothing(trained: Path) -> None:
+    before = contents(trained)
+    told = run(
+        "train", QUICKSTART_RECIPE, "--dry-run", "--overwrite", "--out", "first", *settings(*SHRUNK, *SHORT)
+    ).stdout
+    facts = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in told.splitlines())
+    assert list(facts) == ["recipe", "parameters", "steps", "memory", "one step", "training", "run folder"]
+    assert facts["steps"] == "3: 1 epochs with batches of 64"
+    assert "about" in facts["training"]
+    assert contents(trained) == before
+    assert (
+        refusal("train", "--resume", "first", "--dry-run")
+        == "error: --resume and --dry-run exclude each other; give one of them"
+    )
+
+
 def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(to_text(named_recipe(QUICKSTART_RECIPE)))

@@ -20,11 +20,18 @@ from bronet.recipe.schema import DataRecipe
 from bronet.records import write_rows
 from bronet.report import write_comparison, write_report
 from bronet.report.charts import curve_chart, margins_chart, ticks
-from bronet.report.compared import difference_cells, setting_cells
 from bronet.report.evidence import at_radii, read_evidence
 from bronet.report.figures import draw_margins, signed_margins
 from bronet.report.gallery import choose_groups
-from bronet.report.table import csv_table, json_summary, markdown_table, table_cells, terminal_table
+from bronet.report.table import (
+    csv_table,
+    difference_cells,
+    json_summary,
+    markdown_table,
+    setting_cells,
+    table_cells,
+    terminal_table,
+)
 from bronet.run.attack_rows import AttackRow
 from bronet.run.certificate import Row
 from bronet.run.folder import ReportFiles, create_run

@@ -9,6 +9,8 @@ import pytest
 
 from bronet.certificates.run import certify_run
 from bronet.pretrained import find_network, unpack
+from bronet.report import write_comparison, write_report
+from bronet.report.evidence import read_evidence
 from browser import CHROMIUM, WITHOUT, Tab, open_tab
 from serving import HOST, Site, make_colour_run, serving, started
 from tiny_run import train_tiny_run
@@ -170,6 +172,24 @@ def test_a_narrow_window_needs_no_scrolling_sideways(tab: Tab, dark: bool) -> No
     assert tab.run("getComputedStyle(document.body).backgroundColor") == (
         "rgb(18, 22, 30)" if dark else "rgb(255, 255, 255)"
     )
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_report_and_a_comparison_need_no_scrolling_sideways(browser: Tab, tmp_path: Path, dark: bool) -> None:
+    """Only tables of many columns scroll, each for itself; commands are wrapped."""
+    runs = [unpack(find_network("bronet-digits/digits"), tmp_path / name) for name in ("first", "second")]
+    for run in runs:
+        certify_run(run, limit=100)
+    write_report(runs[0].path)
+    write_comparison([read_evidence(run) for run in runs], tmp_path / "report")
+    browser.resize(*PHONE, dark=dark)
+    for page in (runs[0].report / "report.html", tmp_path / "report" / "comparison.html"):
+        browser.open(f"file://{page}")
+        assert browser.run("document.documentElement.scrollWidth") <= PHONE[0]
+        assert browser.run("[...document.querySelectorAll('pre')].every(box => box.scrollWidth <= box.clientWidth)")
+        ground = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert (max(map(int, re.findall(r"\d+", ground))) < 128) == dark
 
 
 @needs_browser

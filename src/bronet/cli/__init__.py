@@ -112,7 +112,6 @@ def _exit_with(message: str, status: int) -> typer.Exit:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help starts sooner and can be piped
     context_settings={"help_option_names": ["-h", "--help"]},

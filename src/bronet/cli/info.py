@@ -1,6 +1,7 @@
 """`bronet recipes`, `data`, `bench` and `info`: what can be trained by name, and what is here, and how fast it is."""
 
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 from bronet.__about__ import __version__
 from bronet.cli import options
 from bronet.errors import BronetError
+from bronet.files import Json
 
 if TYPE_CHECKING:
     from bronet.run.folder import RunFolder
@@ -18,6 +20,7 @@ Facts = list[tuple[str, str]]
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
 GIB = 2**30
+LINE = "{:<32}{:>11}{:>8}{:>7}  {}"
 RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
 GPU_RECIPE, CPU_RECIPE = "cifar10/bronet-m", "cifar10/bronet-small"
 
@@ -45,37 +48,65 @@ def recipes() -> None:
 
 @recipes_app.command("list")
 def list_recipes() -> None:
-    """List the recipes with parameters, epochs and batch size.
+    """List the recipes by data set, with what is known of each.
 
     Example:  bronet recipes
 
-    Writes nothing.
+    Beside parameters, epochs and batch size: the trained network of that recipe that has a name, how long its training
+    took, and run folders of that recipe in runs/. Writes nothing.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    from bronet.cli.console import PIPE_WIDTH, open_console
+    from bronet.cli.console import open_console, say
     from bronet.models import build_model
     from bronet.recipe import named_recipe, recipe_names
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("recipe", "data set"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("parameters", "epochs", "batch"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name in recipe_names():
-        recipe = named_recipe(name)
-        model = build_model(recipe.model, recipe.data.spec(), device="meta")
-        count = sum(parameter.numel() for parameter in model.parameters())
-        numbers = (f"{count:,}", str(recipe.train.epochs), str(recipe.train.batch_size))
-        table.add_row(Text(name), recipe.data.name, *numbers)
-    console = open_console()
-    console.width = max(console.width, PIPE_WIDTH)  # in a narrow terminal a line goes on in the next; no number is cut
-    console.print(table, soft_wrap=True)
+    trained, console = _trained(), open_console()
+    recipes = [named_recipe(name) for name in recipe_names()]
+    say(console, LINE.format("recipe", "parameters", "epochs", "batch", "trained"))
+    for data in dict.fromkeys(recipe.data.name for recipe in recipes):
+        say(console, f"\n{data}")
+        for recipe in (recipe for recipe in recipes if recipe.data.name == data):
+            model = build_model(recipe.model, recipe.data.spec(), device="meta")
+            count = sum(parameter.numel() for parameter in model.parameters())
+            numbers = (f"{count:,}", recipe.train.epochs, recipe.train.batch_size)
+            say(console, LINE.format(recipe.name, *numbers, "; ".join(trained.get(recipe.name, ()))).rstrip())
+
+
+def _trained() -> dict[str, list[str]]:
+    """Return by recipe the networks with names and the runs in the folder of runs, with the times of their training."""
+    from bronet.files import read_object
+    from bronet.pretrained import find_network
+    from bronet.pretrained.places import how_to_get, pretrained_names
+    from bronet.run.folder import RunFolder
+
+    told: dict[str, list[str]] = {}
+    for name in pretrained_names():
+        if how_to_get(name):  # what its record says lies elsewhere, and its name is that of the recipe in reverse
+            told.setdefault("/".join(reversed(name.split("/"))), []).append(f"{name}, not on this machine")
+        else:
+            network = find_network(name)
+            told.setdefault(network.recipe.name, []).append(f"{name}{_time(network.record)}")
+    for path in sorted(options.RUNS.glob("*/recipe.yaml")):
+        run = RunFolder(path.parent)
+        with suppress(BronetError):  # a folder that cannot be read is no reason to list nothing
+            record = read_object(run.record) if run.record.exists() else {}
+            if "pretrained" not in record:
+                told.setdefault(run.recipe.name, []).append(f"{run.path}{_time(record)}")
+    return told
+
+
+def _time(record: Json) -> str:
+    from bronet.wording import duration_text
+
+    seconds = record.get("seconds")
+    return f", {duration_text(seconds)} on {record.get('device')}" if isinstance(seconds, int | float) else ""
 
 
 @recipes_app.command()
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that the list shows.")]) -> None:
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that the list shows.", autocompletion=options.complete_recipe)
+    ],
+) -> None:
     """Print a recipe as YAML, every setting written out.
 
     Example:  bronet recipes show cifar10/bronet-m
@@ -123,6 +154,7 @@ def bench(
         typer.Argument(
             metavar="RECIPE",
             help="A name of `bronet recipes`, or a YAML file. Default: BRONet-M on a GPU, a small network on a CPU.",
+            autocompletion=options.complete_recipe,
         ),
     ] = None,
     *,

@@ -27,7 +27,7 @@ LEAST_SUSPECT = 2.0
 """A radius from here on, written without a fraction, is taken for levels of 255: certified radii are far smaller."""
 
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 Split = Literal["test", "train", "sample"]
 
 
@@ -44,7 +44,9 @@ def _checked_radii(eps: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(eps or ())
 
 
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one.")]
+DeviceOption = Annotated[
+    Device, typer.Option("--device", help="Where to compute; auto is cuda where there is one; mps is refused.")
+]
 DataDirOption = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder of the data sets. Default: the one that BRONET_DATA names, else datasets."),
@@ -121,6 +123,13 @@ def run_layer_files(paths: Sequence[Path]) -> None:
             lines = [frame.lineno for frame in frames if frame.filename == spec.origin]
             where = f" in line {lines[-1]}" if lines else ""
             raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the recipes that a shell may complete a word to."""
+    from bronet.recipe import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def typed_command() -> str:
@@ -222,6 +231,11 @@ def usable_device(device: Device) -> str:
     """Return "cpu" or "cuda", under torchrun this process's GPU; a device that is not there is refused."""
     import torch
 
+    if device == "mps":
+        raise BronetError(
+            "--device must be auto, cpu or cuda, got mps: Apple's GPUs have no float64, in which everything is proved; "
+            "use cpu"
+        )
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise BronetError("--device must be available, got cuda: no CUDA device was found; use cpu")

@@ -12,6 +12,7 @@ import typer
 from bronet.cli import options
 from bronet.cli.certify import certify_and_show
 from bronet.errors import BronetError
+from bronet.run.shares import Share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +65,7 @@ def train(
         typer.Argument(
             metavar="RECIPE",
             help="A name that `bronet recipes` lists, a YAML file, or with --resume the folder of a run.",
+            autocompletion=options.complete_recipe,
         ),
     ],
     *,
@@ -88,6 +90,9 @@ def train(
     certify: Annotated[
         bool, typer.Option("--certify", help="Then prove the network and certify the test images, as bronet certify.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Take a few steps, tell size, memory and time of the run, and stop.")
+    ] = False,
 ) -> None:
     """Train the network of a recipe.
 
@@ -105,8 +110,9 @@ def train(
     from bronet.training import RunOptions
     from bronet.training import train as train_recipe
 
-    if resume and overwrite:
-        raise BronetError("--resume and --overwrite exclude each other; give one of them")
+    if resume and (overwrite or dry_run):
+        other = "--overwrite" if overwrite else "--dry-run"
+        raise BronetError(f"--resume and {other} exclude each other; give one of them")
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
     plan, folder = _recipe_and_folder(recipe, changes, out, resume=resume)
     if certify:  # images that are missing are better missed now than after the last epoch
@@ -114,6 +120,9 @@ def train(
     place, console = options.usable_device(device), open_console()
     if download:
         provide_images(plan.data, "train", data_dir=data_dir, download=True)
+    if dry_run:
+        _show_forecast(plan, folder, console, device=place, data_dir=data_dir, workers=workers)
+        return
     with _resumable(data_dir):
         run = train_recipe(
             plan,
@@ -152,6 +161,32 @@ def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resum
         raise BronetError(f"--resume needs the folder of a run, and {text} is no folder ({error})") from None
     recipe = override(recipe, changes)
     return recipe, out or options.RUNS / recipe.name.replace("/", "-")
+
+
+def _show_forecast(
+    recipe: "Recipe", folder: Path, console: "Console", *, device: str, data_dir: Path | None, workers: int
+) -> None:
+    """Print what training a recipe would take on this device."""
+    from bronet.cli.console import facts_table
+    from bronet.training import forecast
+    from bronet.wording import duration_text
+
+    if Share.of_this_process().world > 1:
+        raise BronetError("--dry-run measures one process; give it without torchrun")
+    found = forecast(recipe, device=device, data_dir=data_dir, workers=workers)
+    plan, images = recipe.train, recipe.train.batch_size / found.step_seconds
+    teacher = f", {duration_text(found.teacher_seconds)} of it for the teacher" if found.teacher_seconds else ""
+    memory = "unknown" if found.peak_gib is None else f"{found.peak_gib:.2f} GiB"
+    facts = [
+        ("recipe", f"{recipe.name} on {recipe.data.name}"),
+        ("parameters", f"{found.parameters:,}"),
+        ("steps", f"{found.steps:,}: {plan.epochs} epochs with batches of {plan.batch_size}"),
+        ("memory", f"{memory} at its peak, {'of the GPU' if device != 'cpu' else 'of this process'}"),
+        ("one step", f"{1e3 * found.step_seconds:.1f} ms on average of {found.measured}, {images:,.0f} images/s"),
+        ("training", f"about {duration_text(found.seconds)} on this {device}{teacher}"),
+        ("run folder", f"{folder}{', which exists already' if folder.exists() else ''}; nothing was written"),
+    ]
+    console.print(facts_table(facts))
 
 
 @contextmanager

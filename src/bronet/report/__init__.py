@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bronet.errors import BronetError
 from bronet.files import replace_bytes
-from bronet.report.evidence import Evidence, read_evidence
+from bronet.report.evidence import Evidence, at_radii, read_evidence
 from bronet.report.figures import KINDS, draw_curve, draw_margins, figure_bytes
 from bronet.report.page import build_comparison, build_page, markdown_summary
 from bronet.report.table import csv_table, json_summary, markdown_table, table_cells
@@ -36,7 +36,11 @@ def write_report(
 
 
 def write_comparison(runs: Sequence[Evidence], folder: Path, *, data_dir: Path | None = None) -> list[Path]:
-    """Write page, tables and plots of several runs, and return the paths; the runs need different names."""
+    """Write page, tables and plots of several runs, and return the paths; the runs need different names.
+
+    All are counted at the radii of all of them.
+    """
+    runs = at_radii(runs)
     name, count = Counter(run.name for run in runs).most_common(1)[0]
     if count > 1:
         raise BronetError(f"runs to compare must have different folder names, got {name} {count} times; rename one")

@@ -14,10 +14,17 @@ from string import Template
 
 from bronet.recipe.schema import parse_budget
 from bronet.report.charts import curve_chart, margins_chart
-from bronet.report.compared import difference_cells, setting_cells
 from bronet.report.evidence import Evidence
 from bronet.report.gallery import gallery_html, widest_html
-from bronet.report.table import DISTRIBUTION, joined, markdown_table, quantity_cells, table_cells
+from bronet.report.table import (
+    DISTRIBUTION,
+    difference_cells,
+    joined,
+    markdown_table,
+    quantity_cells,
+    setting_cells,
+    table_cells,
+)
 from bronet.wording import ABSENT, bound_text, number_text, percent
 
 IDEA = (

@@ -88,7 +88,7 @@ def train(
     command line. Under torchrun every process calls this; a restart by torchrun resumes.
     """
     options, folder = options or RunOptions(), Path(run_dir)
-    wanted = _checked_device(device, recipe, options)
+    wanted = checked_device(device, recipe, options)
     with ExitStack() as end:
         if options.deterministic:
             end.enter_context(_deterministic())
@@ -133,7 +133,7 @@ def train(
     return run
 
 
-def _checked_device(device: torch.device | str, recipe: Recipe, options: RunOptions) -> torch.device:
+def checked_device(device: torch.device | str, recipe: Recipe, options: RunOptions) -> torch.device:
     """Return the device; one on which the recipe cannot be trained with these options is refused."""
     try:
         place = torch.device(device)

@@ -9,12 +9,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float64
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import Tensor
 
 from bronet.data import ImageSet
@@ -120,7 +121,8 @@ def validate(
 class Display:
     """A live bar over all steps on a terminal, within 80 columns; a line per epoch elsewhere; or nothing.
 
-    The bar shows while its context is entered.
+    The bar shows while its context is entered. The time left follows from all steps since the first update, so that it
+    does not jump when a single step takes long.
     """
 
     def __init__(self, *, enabled: bool = False, total_steps: int = 0, first_step: int = 0) -> None:
@@ -130,11 +132,12 @@ class Display:
             BarColumn(bar_width=BAR_WIDTH),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(compact=True),
             console=self.console,
             disable=not self.live,
         )
         self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
+        self.total_steps, self.left = total_steps, ""
+        self.first: tuple[int, float] | None = None
 
     def before(self, line: str) -> None:
         """Show on the bar what is done before the first step."""
@@ -143,13 +146,21 @@ class Display:
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Move the bar to where the run stands after `step` steps."""
         loss, accuracy, certified = summary
-        numbers = f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s"
+        now = time.perf_counter()
+        first_step, began = self.first = self.first or (step, now)
+        if step > first_step:
+            seconds = (now - began) / (step - first_step) * (self.total_steps - step)
+            self.left = f"  {timedelta(seconds=round(seconds))}" if seconds else ""
+        numbers = (
+            f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s{self.left}"
+        )
         self.bar.update(self.task, completed=step, numbers=numbers)
 
     def epoch(self, line: str) -> None:
-        """Print the line of a finished epoch, where there is no bar."""
+        """Print the line of a finished epoch and the time left, where there is no bar."""
         if not self.live:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            left = f"{self.left} left" if self.left else ""
+            self.console.print(f"{line}{left}", markup=False, highlight=False, soft_wrap=True)
 
 
 class Stopwatch:
