@@ -25,6 +25,8 @@ RANKS = ("1/8", "1/4", "1/2", "3/4")
 BETAS = ("1", "3", "5", "7")
 TEMPERATURES = ("0.25", "0.5", "0.75", "1.0")
 OFFSETS = ("0.5", "1.0", "1.5", "2.0", "2.5", "3.0")
+CRC_LEARNING_RATE = 0.03
+"""With 0.1, at which networks with a linear head train, a hidden layer in the head diverges within an epoch."""
 LIRESNET = NAMED["liresnet"]
 IMAGENET_LIRESNET = BRONetArchitecture(
     width=588, depth=12, backbone="lipreg", dense="cholesky", stem_kernel=14, stem_stride=14, stem_padding=0
@@ -71,6 +73,7 @@ TABLE_NETWORKS: dict[str, Architecture] = {
     "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
     # The rivals of Table 1
     "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
+    "soc-20-crc": LipConvNetArchitecture(depth=20, width=32, backbone="soc", head="crc"),
     "lot-20": LipConvNetArchitecture(depth=20, width=32, backbone="lot"),
     "cayley-large": StackArchitecture(
         layer="cayley", widths=(96, 96, 192, 192), kernels=(3, 1, 3, 1), strides=(1, 2, 1, 2), dense_widths=(1536, 512)
@@ -185,7 +188,14 @@ def _of_imagenet() -> Iterator[Recipe]:
 
 
 def _of_lipconvnet() -> Iterator[Recipe]:
-    """Tables 4, 6, 13 and 15: other losses and other layers, all at depth 10."""
+    """Tables 1, 4, 6, 13 and 15: other losses, layers and heads, those of Tables 4 to 15 at depth 10."""
+    for data in CIFAR:
+        base = _with_cr(shipped_recipe(f"{data}/lipconvnet-10-32"))
+        model = base.model
+        assert isinstance(model, LipConvNetArchitecture)
+        base = replace(base, optim=replace(base.optim, lr=CRC_LEARNING_RATE))
+        yield replace(base, name=f"{data}/soc-20-crc", model=TABLE_NETWORKS["soc-20-crc"])
+        yield replace(base, name=f"{data}/lipconvnet-10-32-crc", model=replace(model, head="crc"))
     for data in CROP_PADDING:
         for width in LIPCONVNET_WIDTHS:
             recipe = shipped_recipe(f"{data}/lipconvnet-10-{width}")

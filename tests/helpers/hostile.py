@@ -25,6 +25,7 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
+    SmoothHead,
     create_convolution,
 )
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
@@ -68,6 +69,7 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     ),
     "normalised head": (partial(LastLayerNormalized, 6, 4), (6,)),
     "orthogonal head": (partial(OrthogonalHead, 6, 3), (6,)),
+    "smooth head": (partial(SmoothHead, 4, 3), (4,)),
     "householder": (partial(Householder, 6), (6,)),
     "householder twice": (partial(Householder, 4, order=2), (4, 2, 2)),
     "normalisation": (partial(Normalization, (0.1, 0.2), std=0.2507), (2, 2, 2)),
@@ -92,7 +94,7 @@ for _kind in RIVALS:
         LAYERS[f"{_kind}{_name}"] = (_build, (_channels[0], 4, 3))
 LAYERS["mean pool"] = (partial(_plain, partial(ScaledMeanPool, 3)), (2, 6, 3))
 
-NONLINEAR = ("max pool", "householder", "maxmin", "l2 pool", "cpl", "sll", "sandwich")
+NONLINEAR = ("max pool", "householder", "maxmin", "l2 pool", "cpl", "sll", "sandwich", "smooth head")
 LINEAR_UP_TO_A_SHIFT = frozenset(name for name in LAYERS if not name.startswith(NONLINEAR))
 
 

@@ -107,10 +107,13 @@ class ProvedNetwork:
             if value < len(self.nodes):
                 budgets[value] = taken.after(node.proved, values[value], self.constants[value])
             self._free(values, value)
-        return self._conclude(values[len(self.nodes)], taken)
+        return self._conclude(values[len(self.nodes)], taken, [values[i] for i in self.nodes[-1].inputs])
 
-    def _conclude(self, logits: Tensor, budget: Budget) -> ProvedBatch:
-        """Turn the budgets before the last map into a slack for each margin and a slope for each gap."""
+    def _conclude(self, logits: Tensor, budget: Budget, inputs: Sequence[Tensor]) -> ProvedBatch:
+        """Turn the budgets before the last map into a slack for each margin and a slope for each gap.
+
+        Where the last map knows how its differences bend, the larger of two radii counts: each is a proof.
+        """
         head = self.head
         prediction = logits.argmax(dim=1)
         gaps = self.gaps[prediction]
@@ -118,11 +121,17 @@ class ProvedNetwork:
         own = head.gain * budget.size + head.offset
         elsewhere = head.gain * budget.elsewhere + head.offset
         propagated = gaps * (budget.at_image + budget.at_ball)[:, None]
-        slack = (propagated + 2 * (own + elsewhere)[:, None]) * TENSOR_SLACK
-        growth = head.gain * budget.growth
-        slope = (gaps * budget.ball_slope[:, None] + 2 * growth[:, None]) * TENSOR_SLACK
+        rounding, growth = 2 * (own + elsewhere)[:, None], 2 * (head.gain * budget.growth)[:, None]
+        slack = (propagated + rounding) * TENSOR_SLACK
+        slope = (gaps * budget.ball_slope[:, None] + growth) * TENSOR_SLACK
         reach = budget.reach_within(head)
         targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
+        if head.bend is not None:
+            moved = (budget.at_image + budget.at_ball)[:, None] * TENSOR_SLACK
+            speed = (up(self.lipschitz) + budget.ball_slope)[:, None] * TENSOR_SLACK
+            lost, secant = head.bend.losses(inputs[0], logits, moved=moved, speed=speed, growth=growth)
+            lost = (lost + rounding) * TENSOR_SLACK
+            targeted = targeted.maximum(targeted_radii(logits, 0 * self.gaps, slack=lost, slope=secant))
         targeted = torch.minimum(targeted, reach[:, None])
         targeted = targeted.scatter(1, prediction[:, None], torch.inf)
         runner_up = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)

@@ -120,7 +120,9 @@ def clamp(out: Output, input: Input, min: float | None = None, max: float | None
     # Limits that the arithmetic of the program rounds move results by their own rounding.
     limits = [abs(bound) for bound in (low, high) if bound is not None and math.isfinite(bound)]
     offset = up(gamma(0) * sum(limits) * math.sqrt(math.prod(input.shape)))
-    return replace(elementwise(lambda x: x.clamp(low, high), input, roundings=0), offset=offset)
+    # Tensors: an exported file holds plain numbers with seven digits.
+    least, most = (None if bound is None else torch.tensor(bound, dtype=torch.float64) for bound in (low, high))
+    return replace(elementwise(lambda x: x.clamp(least, most), input, roundings=0), offset=offset)
 
 
 @rule_of("hardswish")

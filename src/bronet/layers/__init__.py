@@ -5,7 +5,7 @@ from bronet.layers.base import LipschitzLayer, frozen
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
-from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
 from bronet.layers.registry import CONVOLUTIONS, convolution_named, create_convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
@@ -34,6 +34,7 @@ __all__ = [
     "OrthogonalHead",
     "PaddingMode",
     "PixelUnshuffle",
+    "SmoothHead",
     "convolution_named",
     "create_convolution",
     "frozen",

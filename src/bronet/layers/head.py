@@ -1,7 +1,8 @@
 """The last layer: logits, and the Lipschitz constant of every difference of two of them.
 
 A head promises `gaps()`: entry (t, j) bounds the Lipschitz constant of f_t - f_j with respect to the head's input. The
-normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L gives sqrt(2) L.
+normalised last layer (LLN) gives |w_t - w_j|; any other head of norm at most L gives sqrt(2) L. A smooth head also
+proves how its differences bend (CRC).
 """
 
 import math
@@ -17,13 +18,15 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.layers.base import Device, LipschitzLayer, require_channels, without_autocast
 from bronet.layers.dense import BROLinear
-from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
+from bronet.layers.regularized_conv import power_iteration
+from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE, unit_scaled
+from bronet.proof.curvature import bent, proved_bend
 from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, shifted
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
 class Head(LipschitzLayer):
-    """A last layer: a linear map and a bias."""
+    """A last layer: a map whose last step is linear, and a bias."""
 
     def __init__(
         self, in_features: int, classes: int, *, device: Device = None, dtype: torch.dtype | None = None
@@ -46,11 +49,14 @@ class Head(LipschitzLayer):
 
     def _with_bias(self, linear: ProvedMap, shape: tuple[int, ...]) -> ProvedMap:
         """Return the proof of the head for activations of this shape, from that of its linear map."""
+        self._require_features(shape)
+        # The bias is cloned: a model in float64 must not share its numbers with a proof.
+        return shifted(linear, self.bias.detach().double().clone())
+
+    def _require_features(self, shape: tuple[int, ...]) -> None:
         if shape != (self.in_features,):
             wanted = f"the head expects {self.in_features} features"
             raise BronetError(f"{wanted}, got activations of shape {shape}; flatten them")
-        # The bias is cloned: a model in float64 must not share its numbers with a proof.
-        return shifted(linear, self.bias.detach().double().clone())
 
 
 class LastLayerNormalized(Head):
@@ -106,6 +112,54 @@ class OrthogonalHead(Head):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         return self._with_bias(self.linear.proved((self.in_features,)), shape)
+
+
+class SmoothHead(Head):
+    """A hidden layer of `HIDDEN` times as many units as features, with a smooth activation, then a linear map (CRC).
+
+    Guaranteed: the larger of two proved radii, that of the Lipschitz constants and that of gradient and curvature
+    (`bronet.proof.curvature`). Training sees the constants alone, with a power-iteration estimate of the hidden
+    layer's norm, which nothing but a loss that sees it keeps small.
+    """
+
+    HIDDEN: ClassVar[int] = 4
+    only_regularized: ClassVar[bool] = True
+    parameter_methods: ClassVar[tuple[str, ...]] = ("gaps", "update_estimate")
+    power_vector: Tensor
+
+    def make_linear(self, device: Device, dtype: torch.dtype | None) -> None:
+        d, hidden = self.in_features, self.HIDDEN * self.in_features
+        self.hidden_weight = nn.Parameter(torch.empty(hidden, d, device=device, dtype=dtype))
+        self.hidden_bias = nn.Parameter(torch.zeros(hidden, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(self.classes, hidden, device=device, dtype=dtype))
+        self.register_buffer("power_vector", torch.empty(d, device=device, dtype=dtype))
+        nn.init.normal_(self.hidden_weight, std=1 / math.sqrt(hidden))
+        nn.init.normal_(self.weight, std=1 / math.sqrt(hidden))
+        nn.init.normal_(self.power_vector)
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.in_features, "SmoothHead")
+        x = _full_precision(x)
+        with without_autocast(x.device.type):
+            hidden = bent(F.linear(x, self.hidden_weight.to(x.dtype), self.hidden_bias.to(x.dtype)))
+            return F.linear(hidden, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+    @torch.no_grad()
+    def update_estimate(self, steps: int) -> None:
+        """Take power-iteration steps on W'W, warm-started from the stored vector."""
+        W = unit_scaled(self.hidden_weight)
+        self.power_vector.copy_(power_iteration(lambda v: W.mT @ (W @ v), self.power_vector, steps))
+
+    def gaps(self) -> Float[Tensor, "k k"]:
+        v = self.power_vector
+        norm = (self.hidden_weight @ v).norm() / v.norm()  # the activation's slope lies below one
+        return norm * torch.linalg.vector_norm(self.weight[:, None] - self.weight[None], dim=-1)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        self._require_features(shape)
+        numbers = (self.hidden_weight, self.hidden_bias, self.weight, self.bias)
+        W, b, V, c = (number.detach().double().clone() for number in numbers)
+        return proved_bend(W, b, V, c, upper_gaps(V))
 
 
 def _full_precision(x: Tensor) -> Tensor:

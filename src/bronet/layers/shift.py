@@ -40,9 +40,10 @@ class Normalization(LipschitzLayer):
         require_shape(shape, self.mean.numel(), "Normalization")
         mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
         size, std, lost = norm_of_constant(mean, math.prod(shape[1:])), self.std, arithmetic().underflow
+        divisor = mean.new_tensor(std)  # a plain number would have seven digits in an exported file
         # A subtraction, and a division that some devices compute as a product with 1 / std: three roundings.
         gain, offset = gamma(3) / std, gamma(3) * size / std + lost / std + lost
-        apply = lambda x: (x - _column(mean, x)) / std  # noqa: E731
+        apply = lambda x: (x - _column(mean, x)) / divisor  # noqa: E731
         return ProvedMap(apply, shape, self.lipschitz_bound(), up(gain), up(offset))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:

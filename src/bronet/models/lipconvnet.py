@@ -13,7 +13,7 @@ from bronet.layers.activation import Block, Householder, MaxMin
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear
-from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead
+from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
 from bronet.layers.registry import create_convolution
 from bronet.layers.shape import Flatten, PixelUnshuffle
 from bronet.layers.shift import Bias, Normalization
@@ -50,8 +50,8 @@ class LipConvNet(CertifiableModel):
         self.flatten = Flatten()
 
         pixels = (spec.height >> _STAGES) * (spec.width >> _STAGES)
-        head = LastLayerNormalized if architecture.head == "lln" else OrthogonalHead
-        self.head: Head = head(channels * pixels, spec.classes)
+        heads: dict[str, type[Head]] = {"lln": LastLayerNormalized, "bro": OrthogonalHead, "crc": SmoothHead}
+        self.head = heads[architecture.head](channels * pixels, spec.classes)
         if isinstance(self.head, OrthogonalHead):
             # Like the layers before it. A reflector does not depend on the scale of V, but its gradient does: with the
             # small normals of a dense layer the first SGD steps would be much longer than V, and could end in NaN.

@@ -17,6 +17,7 @@ reaches through names of its own file is not looked at; such names should be fun
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -118,12 +119,33 @@ class Join(Enum):
     ROOT_OF_SQUARES = auto()
 
 
+class Bend(ABC):
+    """What is known of the differences of logits besides constants: how much they lose near a point."""
+
+    @abstractmethod
+    def losses(
+        self,
+        z: Float[Tensor, "b d"],
+        logits: Float[Tensor, "b k"],
+        *,
+        moved: Float[Tensor, "b 1"],
+        speed: Float[Tensor, "b 1"],
+        growth: Float[Tensor, "b 1"],
+    ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+        """Return what the margin of the predicted class over every other loses at once, and per unit of distance.
+
+        z is what the map takes at an image. At a distance r it takes what lies within moved + speed r of that; growth r
+        is lost besides. The second bound holds as far as the margin of these logits lasts.
+        """
+
+
 @dataclass(frozen=True)
 class ProvedMap:
     """A float64 map on a batch, with proved Lipschitz constant and rounding error; a remark is for people to read.
 
     Of logits f, `gaps[t, j]` is an upper bound on the Lipschitz constant of f_t - f_j with respect to the joined
-    inputs, where one is known that is better than sqrt(2) times `lipschitz`. A rounding error that is not known has an
+    inputs, where one is known that is better than sqrt(2) times `lipschitz`, and `bend` is what else is known of those
+    of one input. A rounding error that is not known has an
     infinite gain, a map without a bound an infinite constant.
     """
 
@@ -134,6 +156,7 @@ class ProvedMap:
     offset: float = 0.0
     remark: str = ""
     gaps: Float[Tensor, "k k"] | None = None
+    bend: Bend | None = None
     join: Join = Join.SUM
 
     @property

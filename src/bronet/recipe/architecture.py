@@ -12,7 +12,7 @@ from bronet.wording import is_short_word
 
 DenseKind = Literal["bro", "cholesky"]
 NeckKind = Literal["bro", "cholesky", "l2pool"]
-HeadKind = Literal["lln", "bro"]
+HeadKind = Literal["lln", "bro", "crc"]
 PaddingMode = Literal["zeros", "circular"]
 
 MAX_LAYERS = 1_000
@@ -101,7 +101,8 @@ class LipConvNetArchitecture:
 
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m where a BRO layer keeps its channels; elsewhere
     n = min(c_in, c_out). `strided_last` places the strided layer at the end of its stage, as in the published code; the
-    text has it first. `kernel` is that of all layers except the last strided one, which has 1.
+    text has it first. `kernel` is that of all layers except the last strided one, which has 1. `head` is a normalised
+    last layer ("lln"), a BRO layer ("bro") or a smooth hidden layer with curvature certificates ("crc").
     """
 
     family: Literal["lipconvnet"] = "lipconvnet"
