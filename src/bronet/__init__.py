@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bronet.pretrained import save_pretrained as save_pretrained
     from bronet.run.folder import open_run as open_run
     from bronet.run.own import save_run as save_run
+    from bronet.training.own import train as train
 
 _NAMES = {
     "attack": ["l2_pgd", "linf_pgd"],
@@ -49,6 +50,7 @@ _NAMES = {
     "pretrained": ["create_model", "list_models", "load_pretrained", "save_pretrained"],
     "run.folder": ["open_run"],
     "run.own": ["save_run"],
+    "training.own": ["train"],
 }
 _HOMES = {name: f"bronet.{room}" for room, names in _NAMES.items() for name in names}
 _ROOMS = {

@@ -4,6 +4,7 @@ A run's folder tells the name of its network, for people. Code comes from `--mod
 from what the user could import anyway; nothing that lies in the folder is ever imported, and a name in it never is.
 """
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterable
@@ -69,7 +70,7 @@ def save_run(
     save_weights(run.weights, state, recipe=recipe)
     if data.name not in DATASETS:
         run.write_record({"classes": list(classes)})
-    return replace(run, network=type(model)) if import_path is None else run
+    return replace(run, network=lambda: copy.deepcopy(model))
 
 
 def own_architecture(model: nn.Module, import_path: str | None) -> OwnArchitecture:

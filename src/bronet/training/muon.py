@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
+from bronet.layers.head import Head
 from bronet.models import CertifiableModel
 from bronet.training.distributed import Stored
 
@@ -46,7 +47,7 @@ def muon_matrices(model: CertifiableModel) -> list[Parameter]:
     """
     layers = [part for part in model.modules() if isinstance(part, DerivedLayer) and not part.only_regularized]
     derived = {p for layer in layers for p in layer.parameters() if p.ndim in _MATRIX_DIMENSIONS}
-    derived -= set(model.head.parameters())
+    derived -= {p for part in model.modules() if isinstance(part, Head) for p in part.parameters()}
     return [p for p in model.parameters() if p in derived]
 
 

@@ -29,7 +29,7 @@ from bronet.data import (
 )
 from bronet.errors import BronetError
 from bronet.files import held
-from bronet.models import build_model
+from bronet.models import CertifiableModel, build_model
 from bronet.models.create import require_memory
 from bronet.recipe.schema import DATASETS, DataRecipe, Recipe
 from bronet.run.folder import RunFolder, create_run, open_run
@@ -76,6 +76,7 @@ def train(
     progress: bool = True,
     command: str | None = None,
     options: RunOptions | None = None,
+    model: CertifiableModel | None = None,
 ) -> RunFolder:
     """Train the recipe and return its folder, which then holds the final weights.
 
@@ -85,7 +86,8 @@ def train(
     An existing run is refused unless it is to be replaced (`overwrite`), or to go on from its checkpoint, or from its
     start if it has none yet (`resume`); its recipe must then be the same. `data_dir` holds the data set's files.
     `progress` shows a bar on a terminal and lines elsewhere. The record names `command`, by default this process's
-    command line. Under torchrun every process calls this; a restart by torchrun resumes.
+    command line. A `model` that is given, as by `bronet.train`, is trained in place of the recipe's. Under torchrun
+    every process calls this; a restart by torchrun resumes.
     """
     options, folder = options or RunOptions(), Path(run_dir)
     wanted = checked_device(device, recipe, options)
@@ -103,7 +105,9 @@ def train(
         batches, held_out = open_training(recipe, place, processes, data_dir=images, workers=options.workers)
         # What is sharded need not fit on one device.
         first_place = torch.device("cpu") if options.fsdp else place
-        model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=first_place)
+        if model is None:
+            model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed)
+        model = model.to(first_place)
         if place.type == "cpu" and not options.fsdp:
             require_memory(model, copies=NUMBERS_PER_WEIGHT)
         if processes.is_main:
