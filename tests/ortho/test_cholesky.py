@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bronet.ortho.spd import cholesky_orthogonal
+from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -19,10 +19,12 @@ from bronet.layers.base import (
     OneLipschitz,
     batch_first,
     batch_last,
+    one_operation,
     require_channels,
     require_shape,
 )
 from bronet.layers.shift import Bias, Centring
+from bronet.ortho.tracing import is_followed_by_jit, is_traced
 from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma, up
 
 
@@ -42,13 +44,20 @@ class _Sorted(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor, int], _output: Tensor) -> None:  # type: ignore[no-untyped-def, override]
         a, b, ctx.dim = inputs
-        ctx.save_for_backward(b > a)
+        swapped = b > a
+        ctx.save_for_backward(swapped)
+        ctx.save_for_forward(swapped)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def, override]
         (swapped,) = ctx.saved_tensors
         greater, less = grads[0].chunk(2, dim=ctx.dim)
         return torch.where(swapped, less, greater), torch.where(swapped, greater, less), None
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+        (swapped,), (a, b, _) = ctx.saved_tensors, tangents
+        return torch.cat((torch.where(swapped, b, a), torch.where(swapped, a, b)), dim=ctx.dim)
 
 
 def max_min(x: Tensor) -> Tensor:
@@ -57,7 +66,8 @@ def max_min(x: Tensor) -> Tensor:
 
 
 def _sorted(a: Tensor, b: Tensor, *, dim: int) -> Tensor:
-    differentiated = a.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    followed = torch.compiler.is_compiling() or is_followed_by_jit()
+    differentiated = a.requires_grad and torch.is_grad_enabled() and not followed
     return _Sorted.apply(a, b, dim) if differentiated else _Sorted.forward(a, b, dim)
 
 
@@ -178,10 +188,11 @@ class Block(nn.Sequential):
         super().__init__(OrderedDict(linear=linear, shift=shift, activation=activation))
         self.fuses = isinstance(activation, MaxMin)
 
+    @one_operation
     def forward(self, x: Tensor) -> Tensor:
         linear, shift, activation = self
         y: Tensor = linear(x)
-        if not (self.fuses and y.is_cuda and y.dtype != torch.float64):
+        if is_traced() or not (self.fuses and y.is_cuda and y.dtype != torch.float64):
             return activation(shift(y))
         assert isinstance(shift, (Centring, Bias))
         physical = batch_last(y)

@@ -5,21 +5,38 @@ parameters are computed anew in each forward, except inside `frozen(...)`, where
 parameters do not change.
 """
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bronet.errors import BronetError
 from bronet.proof.proved_map import ProvedMap
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 Device = torch.device | str | None
 IMAGE_AXES = 3  # channel, height, width
+
+
+def one_operation(forward: Callable[[M, Tensor], Tensor]) -> Callable[[M, Tensor], Tensor]:
+    """Wrap a forward so that every tracer of torch.fx records the layer as one operation and does not look inside."""
+
+    @functools.wraps(forward)
+    def wrapped(self: M, x: Any) -> Any:
+        if not isinstance(x, fx.Proxy):
+            return forward(self, x)
+        tracer: Any = x.tracer
+        if self is tracer.root:
+            raise BronetError(f"a {type(self).__name__} alone has no graph; trace a model that contains it")
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), (x,), {})
+
+    return wrapped
 
 
 class LipschitzLayer(nn.Module, ABC):
@@ -36,6 +53,11 @@ class LipschitzLayer(nn.Module, ABC):
     only_regularized: ClassVar[bool] = False
     forward_uses_estimate: ClassVar[bool] = False
     parameter_methods: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls):
+            cls.forward = one_operation(cls.forward)  # type: ignore[method-assign]
 
     @abstractmethod
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

@@ -94,7 +94,8 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
     def convolve(self, x: Tensor) -> Tensor:
         x = to_autocast(x)
         with without_autocast(x.device.type):
-            windows = Windows.of((x.shape[-2], x.shape[-1]), self.padding, keep_padding=self.keep_padding)
+            size = (int(x.shape[-2]), int(x.shape[-1]))  # of numbers where torch.jit.trace has symbols
+            windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)
             geometry = Geometry(windows, self.out_channels, self.ridge, is_dense(windows.source.grid, x.device))
             precision = self.precision_for(x)
             if self.keeps_derived:

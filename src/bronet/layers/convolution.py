@@ -31,7 +31,7 @@ from bronet.layers.base import (
     require_shape,
 )
 from bronet.layers.shape import require_multiples, unshuffle
-from bronet.ortho.real_dft import memoized
+from bronet.ortho.tracing import memoized
 from bronet.proof.proved_map import ProvedMap
 
 PaddingMode = Literal["zeros", "circular"]

@@ -33,8 +33,9 @@ from bronet.layers.base import (
 from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
 from bronet.ortho.bro_convolution import pixels_first
+from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
-from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, cholesky_orthogonal, unit_scaled
+from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, rounding_of_products, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.spectral import absolute_norm, largest_singular_value
@@ -119,13 +120,12 @@ class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Te
             if self.keeps_derived and x.device.type == "cpu" and not self.portable:
                 rows = (pixels_first(x) if x.ndim == 1 + IMAGE_AXES else x).movedim(1, -1)
                 return evaluate(rows, tuple(factor.to(x.dtype) for factor in self.derived(precision))).movedim(-1, 1)
+            inverse: Tensor | None
             if self.keeps_derived:
                 V, inverse = self.derived(precision)
             else:
                 V = unit_scaled(self.V(precision))
-                prepared = self.inverse_for(_DenseInversion(self.weight.shape, precision, x.dtype, self.ridge))
-                with torch.no_grad():
-                    inverse = dense_inverse(V, ridge=self.ridge) if prepared is None else prepared
+                inverse = self.inverse_for(_DenseInversion(self.weight.shape, precision, x.dtype, self.ridge))
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, K, T, without_autocast
+from bronet.ortho.tracing import is_traced
 
 
 class SideStream:
@@ -144,6 +145,8 @@ class ReflectorLayer(PreparedLayer[K, T]):
 
     def inverse_for(self, inversion: Inversion) -> Tensor | None:
         """Return the prepared inverse if it is this one; remember the inversion for the next forward pass."""
+        if is_traced():
+            return None  # which torch would take for a constant
         fits, self.inversion = inversion == self.inversion, inversion
         return self.prepared_inverse.awaited() if fits and self.prepared_inverse is not None else None
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
 from bronet.ortho import bro_convolution
+from bronet.ortho.tracing import is_traced
 from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.
@@ -56,7 +57,7 @@ def unshuffle(x: Tensor, factor: int) -> Tensor:
     if factor == 1:
         return x
     windows = cut_windows(batch_first(bro_convolution.batch_last(x)), factor)
-    halves = windows.is_cuda and windows.element_size() == _HALF_BYTES
+    halves = windows.is_cuda and windows.element_size() == _HALF_BYTES and not is_traced()
     moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
     return batch_first(moved.flatten(2, 4))
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled
+from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled, with_ridge
 from bronet.ortho.spectrum import fill_channels, rows_of_channels, spectrum_blocks, spectrum_gradient, spectrum_gram
+from bronet.ortho.tracing import is_traced
 
 
 @dataclass(frozen=True)
@@ -102,18 +104,14 @@ class _Reflection(torch.autograd.Function):
     ) -> Tensor:
         if inverse is None:
             (inverse,) = reflector_inverses([V], geometry)
-        inverse, scale = inverse.to(x.dtype), scale_of(V)
-        A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale)
-        x = pixels_of(x)
-        source, target = geometry.bases(x)
-        p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
-        v = rows_of_channels(A, geometry.c_out) @ p
-        ctx.save_for_backward(x, A, inverse, p, scale)
+        y, *kept = _reflected(x, V, inverse, geometry)
+        ctx.save_for_backward(*kept)
         ctx.taps, ctx.precision = (V.shape[2], V.shape[3]), V.dtype
         ctx.geometry = geometry
-        return images_of(target.reflected(embed_image(x, geometry), v, 1), geometry.windows.target)
+        return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[no-untyped-def, override]
         x, A, inverse, p, scale = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
@@ -138,6 +136,18 @@ class _Reflection(torch.autograd.Function):
         return gx, gV * (-2 / scale), None, None
 
 
+def _reflected(x: Tensor, V: Tensor, inverse: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
+    """Return y, and x as pixels, A, S^-1, p and the scale of V, which its gradient needs."""
+    inverse, scale = inverse.to(x.dtype), scale_of(V)
+    A = spectrum_blocks(V, geometry.windows.source.grid, dense=geometry.dense, dtype=x.dtype, scale=scale)
+    x = pixels_of(x)
+    source, target = geometry.bases(x)
+    p = inverse @ (rows_of_channels(A, x.shape[1]).mT @ source.analysis(x))
+    v = rows_of_channels(A, geometry.c_out) @ p
+    y = images_of(target.reflected(embed_image(x, geometry), v, 1), geometry.windows.target)
+    return y, x, A, inverse, p, scale
+
+
 def reflect_images(
     x: Float[Tensor, "b c_in h w"],
     V: Float[Tensor, "c n kh kw"],
@@ -145,11 +155,15 @@ def reflect_images(
     *,
     inverse: Float[Tensor, "f two_n two_n"] | None = None,
 ) -> Float[Tensor, "b c_out h_out w_out"]:
-    """Return the BRO convolution of x: products in x's precision, factorisations in V's. Differentiable once.
+    """Return the BRO convolution of x: products in x's precision, factorisations in V's. Differentiable once, by
+    torch.func any number of times.
 
     `inverse`, if given, is (A'A + e I)^-1 of this V; the gradient takes its dependence on V into account. The result's
     memory order is (h, w, c, b), as the next layer wants it.
     """
+    if is_traced():
+        S = spectrum_gram(unit_scaled(V), geometry.windows.source.grid, dense=geometry.dense)
+        return _reflected(x, V, symmetric_inverse(with_ridge(S, geometry.ridge)), geometry)[0]
     y: Tensor = _Reflection.apply(x, V, inverse, geometry)
     return y
 
@@ -207,4 +221,4 @@ def batch_last(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "h w c b"]:
 
 
 def _moves_matrices(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not (torch.compiler.is_compiling() or is_traced())

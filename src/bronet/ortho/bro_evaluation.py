@@ -19,6 +19,7 @@ from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixe
 from bronet.ortho.bro_in_space import SpatialFactors, fits, reflect_in_space, spatial_factors
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
+from bronet.ortho.tracing import is_traced
 
 # Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
@@ -168,7 +169,7 @@ def trains_in_space(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
     A step is about three evaluations, and S of an autocorrelation with its gradient, or of real blocks twice as large.
     """
     c, n, k, _ = V.shape
-    if x.device.type != "cpu" or not fits(geometry, (k, k)):
+    if x.device.type != "cpu" or is_traced() or not fits(geometry, (k, k)):
         return False
     shapes, space, factor = Shapes(len(x), x.shape[1], geometry.c_out, n, k), InSpace(geometry), ByFactor(geometry)
     f, pairs = factor.frequencies, (k * k * n) ** 2 * c

@@ -17,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bronet.ortho.bro_convolution import Geometry, pixels_first
-from bronet.ortho.real_dft import half_basis, memoized
+from bronet.ortho.real_dft import half_basis
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of
 from bronet.ortho.spectrum import autocorrelation, tap_shifts
+from bronet.ortho.tracing import memoized
 
 
 class SpatialFactors(NamedTuple):
@@ -68,6 +70,7 @@ class SpatialReflection(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
         x, p, p_spectrum, scale, V, inverse = ctx.saved_tensors
         g, geometry, (c, n, k, _) = pixels_first(grads[0]), ctx.geometry, V.shape

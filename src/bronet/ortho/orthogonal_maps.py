@@ -1,4 +1,4 @@
-"""Maps from a free matrix, real or complex, to a (semi-)orthogonal one: Cayley, LOT and Bjorck.
+"""Maps from a free matrix, real or complex, to a (semi-)orthogonal one: Cholesky, Cayley, LOT and Bjorck.
 
 With Bjorck's, orthogonal kernels by block convolution (BCOP: Li et al. 2019, after Xiao et al. 2018). A k x k kernel is
 an orthogonal matrix convolved with k - 1 kernels of 2 x 2 taps, each made of two projections P, Q:
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from bronet.ortho.spd import scale_of
+from bronet.ortho.spd import CHOLESKY_RIDGE, factored, require_operators, ridge_slope, scale_of, unit_scaled, with_ridge
+from bronet.ortho.tracing import is_traced
 
 # Newton steps of the published LOT layer, and Bjorck's of the published BCOP layer.
 LOT_STEPS = 10
@@ -26,6 +28,69 @@ BJORCK_STEPS = 20
 _LOT_GROWTH = 1.5**2
 _LOT_GROWN = 0.01
 _LOT_SHIFT_ULPS = 8
+
+
+# A Cholesky map has no norm above one as long as its Gram matrix stays positive definite: with a relative ridge of this
+# many ulps for each row it does.
+_LEAST_CHOLESKY_ULPS = 4
+
+
+class _CholeskyMap(torch.autograd.Function):
+    """V (m <= n) -> L^-1 V with the backward pass of `cholesky_orthogonal`'s docstring."""
+
+    @staticmethod
+    def forward(ctx, V: Tensor, ridge: float) -> Tensor:  # type: ignore[no-untyped-def, override]
+        scale = scale_of(V)
+        V = V / scale
+        inverse = _inverse_of_factor(V, ridge)
+        W = inverse @ V
+        ctx.save_for_backward(V, W, inverse, scale)
+        ctx.ridge = ridge
+        return W
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        V, W, inverse, scale = ctx.saved_tensors
+        G = grads[0]
+        K = G @ W.mH
+        below = K.tril(-1)
+        B = below + below.mH + torch.diag_embed(K.diagonal(dim1=-2, dim2=-1).real)
+        gV = inverse.mH @ (G - B @ W)
+        # The ridge follows the mean diagonal of V V*; its gradient is -tr(L^-* B L^-1) / 2 times twice V's share.
+        slope = ridge_slope(ctx.ridge, W.shape[-2], W.real.dtype)
+        if slope > torch.finfo(W.dtype).eps:  # below that it is lost in rounding
+            gV = gV - slope * (inverse.conj() * (B @ inverse)).real.sum((-2, -1), keepdim=True) * V
+        return gV / scale, None
+
+
+def _inverse_of_factor(V: Inexact[Tensor, "*batch m n"], ridge: float) -> Inexact[Tensor, "*batch m m"]:
+    """Return L^-1."""
+    require_operators()
+    S = with_ridge(V @ V.mH, ridge)
+    outweighs = ridge >= _LEAST_CHOLESKY_ULPS * torch.finfo(S.real.dtype).eps * S.shape[-1]
+    L = torch.linalg.cholesky_ex(S).L if outweighs else factored(S)[0]
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+    return torch.linalg.solve_triangular(L, eye, upper=False)
+
+
+def cholesky_orthogonal(
+    V: Inexact[Tensor, "*batch m n"], *, ridge: float = CHOLESKY_RIDGE
+) -> Inexact[Tensor, "*batch m n"]:
+    """Return L^-1 V with L L* = V V* + e I: a Gram-Schmidt of V's rows, or of its columns where it has more rows.
+
+    W W* = I up to the ridge, which only shrinks: the singular values s / sqrt(s^2 + e) stay below one. Differentiable
+    once. Triangular solves with many right-hand sides are slow on GPUs, so the small factor is inverted and multiplied.
+    With B = sym(tril(G W*)), the lower triangle of G W* mirrored (its diagonal real), the gradient of V for a gradient
+    G of W is L^-* (G - B W), up to the ridge's own small share.
+    """
+    if V.shape[-2] > V.shape[-1]:
+        return cholesky_orthogonal(V.mH, ridge=ridge).mH
+    if is_traced():
+        V = unit_scaled(V)
+        return _inverse_of_factor(V, ridge) @ V
+    W: Tensor = _CholeskyMap.apply(V, ridge)
+    return W
 
 
 def cayley(P: Inexact[Tensor, "*batch m n"]) -> Inexact[Tensor, "*batch m n"]:

@@ -9,17 +9,13 @@ of a conjugate pair on its self-conjugate lines, each with half the weight, so D
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-P = ParamSpec("P")
-T = TypeVar("T")
+from bronet.ortho.tracing import memoized
 
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
 # unit makes the dense form's extra arithmetic free for longer.
@@ -106,22 +102,6 @@ class SeparableDFT(_Products):
 
 
 RealDFT = DenseDFT | SeparableDFT
-
-
-def memoized(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Keep the results of the last `maxsize` different calls; torch.compile does not see them and computes anew."""
-
-    def wrap(function: Callable[P, T]) -> Callable[P, T]:
-        # Whoever asks first: tensors of inference mode serve no gradient.
-        kept = lru_cache(maxsize=maxsize)(torch.inference_mode(False)(function))
-
-        @wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return function(*args, **kwargs) if torch.compiler.is_dynamo_compiling() else kept(*args, **kwargs)  # type: ignore[arg-type]
-
-        return call
-
-    return wrap
 
 
 def is_dense(grid: tuple[int, int], device: torch.device) -> bool:

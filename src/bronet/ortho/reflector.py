@@ -5,12 +5,16 @@ against; no layer forms W. What dense layers run is `reflect`, what convolutions
 relative ridge is added to V*V, so that W exists for every V; with it W is a contraction instead of exactly orthogonal.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor, fft
+from torch.autograd.function import once_differentiable
 
 from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.tracing import is_traced
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:
@@ -92,6 +96,7 @@ class _DenseReflection(torch.autograd.Function):
         return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ p)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
         x, V, inverse, p = ctx.saved_tensors
         g, W, c, c_in = _in_order(grads[0]), V.to(x.dtype), V.shape[-2], x.shape[-2]
@@ -114,16 +119,19 @@ def _in_order(x: Tensor) -> Tensor:
 def reflect(
     x: Float[Tensor, "*batch c_in b"],
     V: Float[Tensor, "c n"],
-    inverse: Float[Tensor, "n n"],
+    inverse: Float[Tensor, "n n"] | None,
     *,
     c_out: int,
     ridge: float,
 ) -> Float[Tensor, "*batch c_out b"]:
     """Return the semi-orthogonal reflector times x, never formed: E x - 2 V[:c_out] S^-1 V[:c_in]' x (App. A.3).
 
-    `inverse` is `dense_inverse(V)` with this ridge; the gradient of V takes its dependence on V into account.
+    `inverse`, if given, is `dense_inverse(V)` with this ridge; the gradient takes its dependence on V into account.
     """
-    if not V.requires_grad:  # torch's own gradient costs no more then, and torch.func knows it
+    if inverse is None:
+        with nullcontext() if is_traced() else torch.no_grad():
+            inverse = dense_inverse(V, ridge=ridge)
+    if is_traced() or not V.requires_grad:  # torch's own gradient costs no more then
         W = V.to(x.dtype)
         return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ (inverse.to(x.dtype) @ (W[: x.shape[-2]].mT @ x)))
     y: Tensor = _DenseReflection.apply(x, V, inverse, c_out, ridge)

@@ -1,4 +1,4 @@
-"""Inverses of batches of symmetric positive definite matrices, the ridge that keeps them definite, and Cholesky's map.
+"""Inverses of batches of symmetric positive definite matrices, the ridge that keeps them definite.
 
 The ridge only shrinks: with it a reflector's singular values 1 - 2 s^2 / (s^2 + e) stay in (-1, 1], so no certificate
 depends on it being small. Without it a rank-deficient V has no reflector at all.
@@ -17,6 +17,9 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from bronet.errors import BronetError
+from bronet.ortho.tracing import is_followed_by_jit, is_traced
+
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
 BRO_RIDGE = 1e-7
 SEMI_ORTHOGONAL_RIDGE = 1e-5
@@ -28,10 +31,6 @@ _LEAST_RIDGE_ULPS = 8
 # Rounding moves a Gram matrix, its factor and its inverse by a few ulps of its largest eigenvalue. Where the smallest
 # is at least this many, a float32 reflector has a norm of at most 1.05 (tests/layers/test_precision.py).
 _LEAST_EIGENVALUE_ULPS = 64
-
-# A Cholesky map has no norm above one as long as its Gram matrix stays positive definite: with a relative ridge of this
-# many ulps for each row it does.
-_LEAST_CHOLESKY_ULPS = 4
 
 TILE = 64
 
@@ -50,9 +49,7 @@ def _at_least_ulps(relative: float, dtype: torch.dtype) -> float:
 
 def with_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> Inexact[Tensor, "*batch n n"]:
     """Return S + e I, S real symmetric or complex Hermitian; see `add_ridge`."""
-    S = S.clone()
-    add_ridge(S, relative)
-    return S
+    return _shifted(S, _ridge(S.diagonal(dim1=-2, dim2=-1), relative))
 
 
 def add_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> None:
@@ -61,9 +58,19 @@ def add_ridge(S: Inexact[Tensor, "*batch n n"], relative: float) -> None:
     The absolute floor, eps^2, supposes parameters scaled to a largest entry of one: below it a Gram matrix
     is rounding noise. It is what makes V = 0 the identity instead of a failed factorisation.
     """
-    diagonal, dtype = S.diagonal(dim1=-2, dim2=-1), S.real.dtype
-    ridge = diagonal.real.mean(-1) * _at_least_ulps(relative, dtype) + torch.finfo(dtype).eps ** 2
-    diagonal += ridge[..., None]
+    diagonal = S.diagonal(dim1=-2, dim2=-1)
+    diagonal += _ridge(diagonal, relative)[..., None]
+
+
+def _ridge(diagonal: Inexact[Tensor, "*batch n"], relative: float) -> Float[Tensor, "*batch"]:
+    dtype = diagonal.real.dtype
+    return diagonal.real.mean(-1) * _at_least_ulps(relative, dtype) + torch.finfo(dtype).eps ** 2
+
+
+def _shifted(S: Inexact[Tensor, "*batch n n"], by: Float[Tensor, "*batch"]) -> Inexact[Tensor, "*batch n n"]:
+    """Return S + `by` I; nothing is written in place, so that every tool of torch can follow."""
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    return torch.addcmul(S, eye, by.to(S.dtype)[..., None, None])
 
 
 def unit_scaled(V: Tensor) -> Tensor:
@@ -77,20 +84,19 @@ def unit_scaled(V: Tensor) -> Tensor:
 
 def scale_of(V: Tensor) -> Tensor:
     """Return the largest absolute entry of V, never zero, as a constant."""
-    return V.detach().abs().amax().clamp_min(torch.finfo(V.real.dtype).tiny)
+    return V.detach().abs().max().clamp_min(torch.finfo(V.real.dtype).tiny)
 
 
 class _SymmetricInverse(torch.autograd.Function):
-    """S^-1 through Cholesky. Backward is two products, -P G P, instead of a differentiated factorisation."""
+    """S^-1 through Cholesky. Derivatives are two products, -P dS P, instead of a differentiated factorisation."""
 
     @staticmethod
-    def forward(ctx, S: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
-        if S.is_cuda and S.dtype == torch.float32:
-            P = inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
-        else:
-            _, P = factored(S)
-        ctx.save_for_backward(P)
-        return P
+    def forward(S: Tensor) -> Tensor:
+        return _inverse(S)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def, override]
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
@@ -98,13 +104,50 @@ class _SymmetricInverse(torch.autograd.Function):
         return -(P @ grads[0] @ P)
 
 
+class _InverseInFunctions(_SymmetricInverse):
+    """The same for torch.func; torch.compile does not take such rules."""
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def, override]
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+        (P,) = ctx.saved_tensors
+        return -(P @ tangents[0] @ P)
+
+    @staticmethod
+    def vmap(_info: object, in_dims: tuple[int], S: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        return symmetric_inverse(S.movedim(in_dims[0], 0)), 0
+
+
+def _inverse(S: Tensor) -> Tensor:
+    require_operators()
+    if S.is_cuda and S.dtype == torch.float32:
+        return inverse_by_blocks(S.reshape(-1, *S.shape[-2:])).view(S.shape)
+    return factored(S)[1]
+
+
+def require_operators() -> None:
+    """Raise while a file is made in a format that has no factorisations."""
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        raise BronetError(
+            "ONNX has no factorisations, so the weights must be known when a file is written: run the model once "
+            "inside bronet.frozen(model, portable=True) and export it there, or use bronet.export"
+        )
+
+
 def symmetric_inverse(S: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """Return the inverse of symmetric positive definite matrices, differentiable once.
+    """Return the inverse of symmetric positive definite matrices.
 
     Callers add a ridge. Where rounding outweighs it, the inverse is that of S moved by a few ulps of its norm, a
     constant to the gradient. NaN and infinity give NaN, without a check that waits for a GPU.
     """
-    inverse: Tensor = _SymmetricInverse.apply(S)
+    if not is_traced():
+        inverse: Tensor = _SymmetricInverse.apply(S)
+    else:
+        inverse = _inverse(S) if is_followed_by_jit() else _InverseInFunctions.apply(S)
     return inverse
 
 
@@ -116,11 +159,10 @@ def factored(S: Inexact[Tensor, "*batch n n"]) -> tuple[Inexact[Tensor, "*batch 
     L, P, failed = _factor_and_inverse(S)
     lacking = _LEAST_EIGENVALUE_ULPS * torch.finfo(S.real.dtype).eps * _norm_estimate(S)
     shift = torch.where(failed, lacking, lacking - 1 / _norm_estimate(P)).clamp_min(0)
-    may_ask = S.device.type == "cpu" and not torch.compiler.is_compiling()
+    may_ask = S.device.type == "cpu" and not (torch.compiler.is_compiling() or is_traced())
     if may_ask and not bool(shift.any()):
         return L, P
-    diagonal = S.diagonal(dim1=-2, dim2=-1) + shift[..., None]
-    L, P, _ = _factor_and_inverse(S.diagonal_scatter(diagonal, dim1=-2, dim2=-1))
+    L, P, _ = _factor_and_inverse(_shifted(S, shift))
     return L, P
 
 
@@ -128,7 +170,7 @@ def _factor_and_inverse(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return L, (L L*)^-1, and which matrices were not positive definite and have NaN."""
     L, info = torch.linalg.cholesky_ex(S)
     failed = info > 0
-    L.diagonal(dim1=-2, dim2=-1).add_(torch.where(failed, torch.nan, 0.0)[..., None])
+    L = torch.where(failed[..., None, None], torch.nan, L)
     return L, torch.cholesky_inverse(L), failed
 
 
@@ -146,8 +188,7 @@ def inverse_by_blocks(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n
     M is computed in float32 proper. Only its product with itself may use TF32, if torch is set so.
     """
     rounding = torch.linalg.matrix_norm(S) * (_ROUNDING_ULPS * torch.finfo(S.dtype).eps)
-    diagonal = S.diagonal(dim1=-2, dim2=-1) + rounding[:, None]
-    M = inverse_factor(S.diagonal_scatter(diagonal, dim1=-2, dim2=-1))
+    M = inverse_factor(_shifted(S, rounding))
     return M.mT @ M
 
 
@@ -203,51 +244,3 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-class _CholeskyMap(torch.autograd.Function):
-    """V (m <= n) -> L^-1 V with the backward pass of `cholesky_orthogonal`'s docstring."""
-
-    @staticmethod
-    def forward(ctx, V: Tensor, ridge: float) -> Tensor:  # type: ignore[no-untyped-def, override]
-        scale = scale_of(V)
-        V = V / scale
-        S = with_ridge(V @ V.mH, ridge)
-        outweighs = ridge >= _LEAST_CHOLESKY_ULPS * torch.finfo(S.real.dtype).eps * S.shape[-1]
-        L = torch.linalg.cholesky_ex(S).L if outweighs else factored(S)[0]
-        eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
-        inverse = torch.linalg.solve_triangular(L, eye, upper=False)
-        W = inverse @ V
-        ctx.save_for_backward(V, W, inverse, scale)
-        ctx.ridge = ridge
-        return W
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
-        V, W, inverse, scale = ctx.saved_tensors
-        G = grads[0]
-        K = G @ W.mH
-        below = K.tril(-1)
-        B = below + below.mH + torch.diag_embed(K.diagonal(dim1=-2, dim2=-1).real)
-        gV = inverse.mH @ (G - B @ W)
-        # The ridge follows the mean diagonal of V V*; its gradient is -tr(L^-* B L^-1) / 2 times twice V's share.
-        slope = ridge_slope(ctx.ridge, W.shape[-2], W.real.dtype)
-        if slope > torch.finfo(W.dtype).eps:  # below that it is lost in rounding
-            gV = gV - slope * (inverse.conj() * (B @ inverse)).real.sum((-2, -1), keepdim=True) * V
-        return gV / scale, None
-
-
-def cholesky_orthogonal(
-    V: Inexact[Tensor, "*batch m n"], *, ridge: float = CHOLESKY_RIDGE
-) -> Inexact[Tensor, "*batch m n"]:
-    """Return L^-1 V with L L* = V V* + e I: a Gram-Schmidt of V's rows, or of its columns where it has more rows.
-
-    W W* = I up to the ridge, which only shrinks: the singular values s / sqrt(s^2 + e) stay below one. Differentiable
-    once. Triangular solves with many right-hand sides are slow on GPUs, so the small factor is inverted and multiplied.
-    With B = sym(tril(G W*)), the lower triangle of G W* mirrored (its diagonal real), the gradient of V for a gradient
-    G of W is L^-* (G - B W), up to the ridge's own small share.
-    """
-    if V.shape[-2] > V.shape[-1]:
-        return cholesky_orthogonal(V.mH, ridge=ridge).mH
-    W: Tensor = _CholeskyMap.apply(V, ridge)
-    return W

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from bronet.ortho.real_dft import frequencies, kernel_basis, memoized
+from bronet.ortho.real_dft import frequencies, kernel_basis
+from bronet.ortho.tracing import is_traced, memoized
 
 
 def spectrum_blocks(
@@ -36,7 +37,7 @@ def spectrum_blocks(
     taps = V.permute(2, 3, 0, 1).reshape(kh * kw, c, n)
     if out is None:
         out = V.new_empty(basis.shape[0] // 2, 2 * c, 2 * n, dtype=dtype or V.dtype)
-    if V.is_cuda and V.dtype == torch.float32:
+    if V.is_cuda and V.dtype == torch.float32 and not is_traced():
         from bronet.kernels import spectrum as kernel
 
         kernel.blocks(taps, V.new_ones(()) if scale is None else scale, basis, out)

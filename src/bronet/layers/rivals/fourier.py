@@ -26,9 +26,9 @@ from bronet.layers.convolution import (
     with_residual,
 )
 from bronet.ortho.bro_convolution import Windows
-from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, lot_orthogonal
+from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
-from bronet.ortho.spd import CHOLESKY_RIDGE, cholesky_orthogonal
+from bronet.ortho.spd import CHOLESKY_RIDGE
 from bronet.ortho.spectrum import centred_spectrum, real_blocks
 from bronet.proof.proved_map import (
     Product,
