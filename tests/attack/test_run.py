@@ -272,7 +272,7 @@ def test_a_certificate_that_cannot_be_read_is_to_be_made_again(copy: Path) -> No
 def test_empirical_below_certified_accuracy_is_refused() -> None:
     row = AttackRow(index=0, label=1, prediction=1, found=2, robust=False, l2=0.3, linf=0.1, radius=0.26)
     assert not row.refutes  # further away than the radius: some other budget
-    with pytest.raises(CertificateBrokenError, match="empirical accuracy must be at least the certified one"):
+    with pytest.raises(CertificateBrokenError, match="empirical accuracy must be at least"):
         finished(ATTACK, [row], pixels=64)
 
 

@@ -161,7 +161,9 @@ def test_every_row_of_the_digits_is_confirmed(digits: Case, capsys: pytest.Captu
     assert replace(digits, recipe=digits.weights.parent / "config.json").verify() == CONFIRMED
 
 
-@pytest.mark.parametrize("name", CIFAR)
+@pytest.mark.parametrize(
+    "name", ["bronet-s-fast/cifar10", pytest.param("lipconvnet-10-32/cifar10", marks=pytest.mark.slow)]
+)
 def test_images_of_the_networks_for_cifar_are_confirmed(name: str, tmp_path: Path) -> None:
     network = find_network(name)
     images = export(tmp_path / "images.npz", load_dataset("cifar10", "sample"), sample_indices()[:20])

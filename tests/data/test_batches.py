@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bronet.data.batches import endless_batch, pass_order, steps_per_epoch
 from bronet.data.image_set import stable_hash
-from bronet.data.randomness import Share, generator_for
+from bronet.data.randomness import BatchShare, generator_for
 from bronet.errors import BronetError
 
 
@@ -56,13 +56,13 @@ def test_passes_of_a_stream_have_orders_of_their_own() -> None:
 @given(size=st.integers(1, 20), world=st.integers(1, 6))
 def test_the_shares_of_all_processes_are_the_batch(size: int, world: int) -> None:
     draws = torch.arange(size * world)
-    shares = [Share.of_rank(size * world, rank=rank, world=world) for rank in range(world)]
+    shares = [BatchShare.of_rank(size * world, rank=rank, world=world) for rank in range(world)]
     assert torch.equal(torch.cat([share.take(draws) for share in shares]), draws)
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     with pytest.raises(BronetError, match="multiple of the 3 processes, got 10"):
-        Share.of_rank(10, rank=0, world=3)
+        BatchShare.of_rank(10, rank=0, world=3)
 
 
 @pytest.mark.parametrize(

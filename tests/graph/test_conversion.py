@@ -295,14 +295,12 @@ def test_a_counterpart_has_the_shape_of_its_step_and_norm_one(module: nn.Module)
 
 def test_shared_weights_are_refused() -> None:
     conv = nn.Conv2d(3, 3, 3, padding=1)
-    with pytest.raises(
-        BronetError, match=r"^0 must be used once to be converted, as shared weights are not kept, got 2"
-    ):
+    with pytest.raises(BronetError, match=r"^0 must be used once .*, got 2"):
         convert(nn.Sequential(conv, conv, nn.Flatten(), nn.Linear(768, 2)), SHAPE)
 
 
 def test_a_mean_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(BronetError, match="mean must have one value for each of 3 channels, got 1"):
+    with pytest.raises(BronetError, match=r"^mean .* 3 channels, got 1$"):
         convert(VGG(), SHAPE, mean=(0.5,))
 
 

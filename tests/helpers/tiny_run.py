@@ -1,6 +1,10 @@
 """Runs of a moment on the digits: a folder to certify, verify and attack, and the parts of a training to look at."""
 
+import atexit
 import json
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,10 +25,18 @@ STEPS_PER_EPOCH = 5
 EPOCHS = 3
 
 
+@cache
+def _trained() -> Path:
+    """Return a run of a second or two, trained once for all tests of this process."""
+    home = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    recipe = override(named_recipe("digits/quickstart"), list(SETTINGS))
+    return train(recipe, home / "run", device="cpu", progress=False, command="test").path
+
+
 def train_tiny_run(folder: Path) -> Path:
-    """Train and return the folder: a second or two."""
-    train(override(named_recipe("digits/quickstart"), list(SETTINGS)), folder, device="cpu", command="test")
-    return folder
+    """Return the folder with a copy of a trained run."""
+    return shutil.copytree(_trained(), folder, dirs_exist_ok=True)
 
 
 def tiny_recipe(*settings: str) -> Recipe:

@@ -167,7 +167,7 @@ def test_margins_of_the_trained_network_have_the_stated_constant() -> None:
     "words",
     [
         ["losses"],
-        ["teaser"],
+        ["teaser", "--results", "results"],
         ["cr-landscape", "--points", "3"],
         ["theorem1", "--steps", "1", "--noise", "0.5", "--lipschitz", "0.5"],
     ],
@@ -177,7 +177,7 @@ def test_a_command_writes_rows_and_both_pictures(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
+    publish_rows(tmp_path / "results" / "ours", named_recipe("cifar10/lipconvnet-10-32"), (0.77, 0.63, 0.47, 0.33))
     result = terminal.invoke(app, ["analyze", *words])
     assert result.exit_code == 0, result.output
     assert {path.name for path in Path("analysis").iterdir()} == {

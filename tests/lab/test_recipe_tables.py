@@ -86,7 +86,7 @@ def test_the_grid_of_the_la_ablation_is_a_sweep() -> None:
     members = list(sweeps()["cifar100/la-grid"].members())
     assert len({(member.loss.temperature, member.loss.offset) for member in members}) == 24
     assert table_recipe(members[5].name) == members[5]
-    with pytest.raises(BronetError, match="is a sweep: train its members one by one, such as 'cifar100/la-grid@"):
+    with pytest.raises(BronetError, match=r"is a sweep: .*'cifar100/la-grid@"):
         table_recipe("cifar100/la-grid")
     with pytest.raises(BronetError, match=r"did you mean 'cifar100/la-beta@loss\.beta=3'"):
         table_recipe("cifar100/la-beta@loss.beta=33")

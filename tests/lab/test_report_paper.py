@@ -127,14 +127,13 @@ def test_every_row_of_the_paper_is_printed_with_its_numbers(number: int) -> None
             assert value is None or f"{value:.1f}" in table or f"{value:.2f}" in table
 
 
-def test_the_leaderboard_has_everybody_and_links_ours_to_recipe_and_rows() -> None:
-    runs = published_runs(ROOT / "lab" / "results")
+def test_the_leaderboard_has_everybody_and_links_ours_to_recipe_and_rows(runs: list[PublishedRun]) -> None:
     table = leaderboard("cifar10", runs)
     for peer in ("LipNeXt-64M", "LipNeXt-256M", "AOL Large", "SLL X-Large", "CHORD-LiResNet", "BRONet-L (+LA)"):
         assert line_of(table, peer)[5] == "not claimed"
     ours = [line for line in table.splitlines() if " yes " in line]
     whole = [run for run in runs if run.whole and run.recipe.data.name == "cifar10"]
-    assert len(ours) == len(whole)
+    assert len(ours) == len(whole) > 0
     for run in whole:
         (line,) = (line for line in ours if f"{run.folder}/recipe.yaml" in line)
         assert f"{run.folder}/rows.npz.xz" in line

@@ -250,28 +250,34 @@ print(torch.equal(bronet.certified_radius(model, images[0]), radii[0]))
 """
 
 
+REFUSED = (
+    ("model", "str"),
+    ("Linear", "shape (1, 2, 2)"),
+    ("images", "()"),
+    ("images", "str"),
+    ("image_shape", "None"),
+    ("Flatten", "shape (1,)"),
+    ("images", "shape (3, 2, 2)"),
+    ("head", "activations of shape (16,)"),
+    ("batch_size", "-1"),
+    ("image_shape", "(1, -2, -2)"),
+    ("images", "torch.uint8"),
+    ("kernel_size", "(3, 3)"),
+    ("BROConv2d", "torch.uint8"),
+    ("probabilities", "(2, 4)"),
+)
+"""What each mistake is about, and the value that its line names."""
+
+
 def test_what_is_no_model_or_no_batch_is_one_clear_line() -> None:
     """In a process of its own, where annotations are not checked."""
     done = subprocess.run([sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        "model must be a torch.nn.Module, got str",
-        "Linear must return logits of at least 2 classes, got shape (1, 2, 2)",
-        "images must have shape (batch, channel, height, width) or that of one image, got ()",
-        "images must be a tensor or an array, got str",
-        "image_shape must be given for a Linear, such as (3, 32, 32), got None",
-        "Flatten must return logits of at least 2 classes, got shape (1,)",
-        "images must have 1 channels and two sides, got shape (3, 2, 2)",
-        "head must take activations of shape (16,), but it says: the head expects 4 features, got activations of shape "
-        "(16,); flatten them",
-        "batch_size must be at least 1, got -1",
-        "image_shape must be sizes of at least 1, such as (3, 32, 32), got (1, -2, -2)",
-        "images must be floating point, got torch.uint8; divide uint8 by 255",
-        "kernel_size must be a whole number of at least 1, got (3, 3)",
-        "BROConv2d expects floating point, got torch.uint8; convert the input first",
-        "probabilities must have the shape of the logits (2, 3), got (2, 4)",
-        *["True"] * 3,  # a wrapped model is proved as what is wrapped
-        *["True"] * 2,  # arrays, and one image without a batch
-    ]
+    *refused, first, second, third, fourth, fifth = done.stdout.splitlines()
+    for line, (quantity, value) in zip(refused, REFUSED, strict=True):
+        assert line.startswith(f"{quantity} ")
+        assert f"got {value}" in line
+    # What is wrapped in three ways, arrays, and one image without a batch.
+    assert {first, second, third, fourth, fifth} == {"True"}
 
 
 def test_pixels_outside_the_unit_interval_are_warned_of() -> None:

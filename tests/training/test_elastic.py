@@ -12,8 +12,6 @@ import pytest
 
 from torchrun import ENVIRONMENT, largest_difference, together, torchrun_words, train_words
 
-EPOCHS = 40
-RUN = (f"train.epochs={EPOCHS}",)
 PATIENCE = 240.0
 
 
@@ -36,11 +34,11 @@ def epochs_done(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def train_with_kills(folder: Path, kills: int, seed: int) -> int:
+def train_with_kills(folder: Path, kills: int, *, epochs: int) -> int:
     """Train in two processes, kill one of them at random moments, and return how many kills hit."""
-    draw = random.Random(seed)
-    moments = sorted(draw.sample(range(2, EPOCHS - 8), kills))
-    command = [*torchrun_words(2, f"--max-restarts={kills}"), *train_words(folder, *RUN)]
+    draw = random.Random(kills)
+    moments = sorted(draw.sample(range(2, epochs - 8), kills))
+    command = [*torchrun_words(2, f"--max-restarts={kills}"), *train_words(folder, f"train.epochs={epochs}")]
     hits, seen, errors = 0, 0, (folder.parent / "stderr.txt").open("w")
     with errors, subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors) as agent:
         deadline = time.monotonic() + PATIENCE
@@ -62,11 +60,11 @@ def train_with_kills(folder: Path, kills: int, seed: int) -> int:
     return hits
 
 
-def lost_or_changed(tmp_path: Path, kills: int, seed: int) -> tuple[int, bool]:
+def lost_or_changed(tmp_path: Path, kills: int, epochs: int) -> tuple[int, bool]:
     """Return the number of kills that hit, and whether the run ended with other bits than an undisturbed one."""
-    together(tmp_path / "undisturbed", *RUN)
-    hits = train_with_kills(tmp_path / "killed", kills, seed)
-    assert epochs_done(tmp_path / "killed") == EPOCHS
+    together(tmp_path / "undisturbed", f"train.epochs={epochs}")
+    hits = train_with_kills(tmp_path / "killed", kills, epochs=epochs)
+    assert epochs_done(tmp_path / "killed") == epochs
     same = (tmp_path / "killed" / "model.safetensors").read_bytes() == (
         tmp_path / "undisturbed" / "model.safetensors"
     ).read_bytes()
@@ -74,10 +72,10 @@ def lost_or_changed(tmp_path: Path, kills: int, seed: int) -> tuple[int, bool]:
     return hits, not same
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_killed_processes_lose_nothing(tmp_path: Path, kills: int) -> None:
-    hits, changed = lost_or_changed(tmp_path, kills, seed=kills)
+@pytest.mark.parametrize(("kills", "epochs"), [(1, 16), pytest.param(10, 40, marks=pytest.mark.slow)])
+def test_killed_processes_lose_nothing(tmp_path: Path, kills: int, epochs: int) -> None:
+    hits, changed = lost_or_changed(tmp_path, kills, epochs)
     assert (hits, changed) == (kills, False)
     if folder := os.environ.get("BRONET_KILL_RECORD"):
-        record = {"kills": hits, "lost_runs": int(changed), "processes": 2, "epochs": EPOCHS}
+        record = {"kills": hits, "lost_runs": int(changed), "processes": 2, "epochs": epochs}
         Path(folder).write_text(json.dumps(record, indent=2) + "\n")

@@ -116,7 +116,7 @@ def test_weights_without_a_checkpoint_are_not_trained_anew(tmp_path: Path) -> No
     run = train(recipe, tmp_path / "run", progress=False)
     run.checkpoint.unlink()
     weights = run.weights.read_bytes()
-    with pytest.raises(BronetError, match=r"must have a checkpoint, but .*/run has weights only") as error:
+    with pytest.raises(BronetError, match=r"checkpoint, but .*/run has") as error:
         train(recipe, run.path, resume=True, progress=False)
     assert "\n" not in str(error.value)
     assert run.weights.read_bytes() == weights
@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path:
     run = create_run(tmp_path / "run", recipe)
     model = build(recipe)
     at_forward(model, 7, lambda logits: logits * bad)
-    with pytest.raises(BronetError, match=r"at step 7; .* holds the last good state: lower optim\.lr") as error:
+    with pytest.raises(BronetError, match=r"at step 7; .*checkpoint.*: lower optim\.lr") as error:
         Training(recipe, model, digits(recipe), run).fit(progress=False)
     assert "\n" not in str(error.value)
     Training(recipe, build(recipe), digits(recipe), run).fit(resume=True, progress=False)

@@ -23,7 +23,10 @@ def log_of(folder: Path) -> list[dict[str, float]]:
     [
         ("train.epochs=4", "train.ema_decay=0.5", "train.validate_every=2"),
         # Few steps: gradients jump where MaxMin or EMMA changes sides, and then rounding is magnified.
-        ("train.epochs=2", "model.backbone=lipreg", "optim.name=sgd", "optim.lr=0.05", "loss.name=ce"),
+        pytest.param(
+            ("train.epochs=2", "model.backbone=lipreg", "optim.name=sgd", "optim.lr=0.05", "loss.name=ce"),
+            marks=pytest.mark.slow,
+        ),
         ("train.epochs=2", "optim.name=muon", "optim.schedule=linear"),
     ],
     ids=["bronet", "liresnet", "muon"],

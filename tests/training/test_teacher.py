@@ -143,7 +143,7 @@ def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
 
     monkeypatch.setattr(Teacher, "forward", interrupted_forward)
     model = build(recipe)
-    with pytest.raises(Interrupted, match=r"stopped in epoch 1 of 1 of the teacher.* bronet train --resume") as stopped:
+    with pytest.raises(Interrupted, match=r"epoch 1 of 1 .*teacher.* bronet train --resume") as stopped:
         Training(recipe, model, digits(recipe), run).fit(progress=False)
     assert stopped.value.exit_code == 143
 
@@ -151,7 +151,7 @@ def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
         os.kill(os.getpid(), signal.SIGINT)
 
     model.register_forward_pre_hook(interrupt)
-    with pytest.raises(Interrupted, match="stopped after step 1 of 10, state saved"):
+    with pytest.raises(Interrupted, match="step 1 of 10"):
         Training(recipe, model, digits(recipe), run).fit(resume=True, progress=False)
     assert train(recipe, run.path, resume=True, progress=False).weights.read_bytes() == whole.weights.read_bytes()
 
@@ -181,7 +181,7 @@ def test_a_teacher_that_cannot_be_is_refused(settings: list[str], complaint: str
 
 def test_a_batch_of_one_cannot_be_normalised() -> None:
     recipe = recipe_with(*TAUGHT, "train.batch_size=1")
-    with pytest.raises(BronetError, match=r"train\.batch_size must be at least 2 for every process .* got 1 for 1"):
+    with pytest.raises(BronetError, match=r"train\.batch_size must be at least 2 .* got 1 for 1"):
         teach(Teacher(1, 10), recipe)
 
 
@@ -189,5 +189,5 @@ def test_a_teacher_that_diverges_is_reported() -> None:
     recipe = recipe_with(*TAUGHT)
     teacher = new_teacher(recipe, CPU)
     teacher.head.weight.fill_(torch.inf)
-    with pytest.raises(BronetError, match="logits of the teacher must stay finite, got NaN or infinity by step 5"):
+    with pytest.raises(BronetError, match=r"^logits of the teacher .* by step 5$"):
         teach(teacher, recipe)

@@ -130,7 +130,7 @@ def test_a_bad_file_gets_a_sentence_and_the_image_stays(tab: Tab, tmp_path: Path
     bad.write_text("not a picture")
     tab.give_file("#file", bad)
     tab.wait("!document.getElementById('trouble').hidden")
-    assert tab.text("#trouble") == "This file is not an image that can be read; use PNG, JPEG, WebP, GIF or BMP."
+    assert "PNG" in tab.text("#trouble")
     assert tab.text("#radius") == before
     tab.wait(NOISE)
     tab.run(

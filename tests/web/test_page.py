@@ -206,7 +206,7 @@ def test_who_finds_all_places_taken_is_told_so_at_once(runs: list[Path]) -> None
         for path, body in ((f"{DIGITS}/proof", {"sample": 0}), (f"{DIGITS}/attack", {"sample": 0, "eps": 0.1})):
             answer = site.ask(path, body)
             assert answer.status == 503
-            assert answer.json == {"message": "too many requests are waiting; try again in a moment"}
+            assert "waiting" in answer.json["message"]
         assert site.ask("/api/runs").status == 200  # the page itself is never blocked
         go.set()
         assert all(question.answer.result() for question in waiting)
@@ -283,7 +283,7 @@ def test_the_curve_is_that_of_the_rows_or_says_why_there_is_none(runs: list[Path
     shutil.copytree(runs[0], stale)
     for key in ("weights_sha256", "recipe_sha256"):
         edit_certificate(stale / "certificate.json", **{key: "other"})
-        assert "of other weights or of another recipe" in read_cards([str(stale)])[0].remark
+        assert "other weights" in read_cards([str(stale)])[0].remark
 
 
 def test_runs_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:

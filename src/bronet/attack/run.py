@@ -19,7 +19,7 @@ from bronet.attack.auto import autoattack, preflight, require_autoattack
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
 from bronet.attack.pgd import pgd
 from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
-from bronet.certificates.run import images_hash
+from bronet.certificates.run import Progress, images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.graph.model import recordable
@@ -43,8 +43,6 @@ from bronet.run.shares import ALONE, Parts, Share, ShareDone
 from bronet.run.weights import load_model
 
 PREFLIGHT_IMAGES = 64
-Progress = Callable[[int, int], None]
-"""Called with the number of images that are attacked, and of all."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from bronet.data.operations import (
     smoothed,
     warp,
 )
-from bronet.data.randomness import Share
+from bronet.data.randomness import BatchShare
 from bronet.errors import BronetError
 from bronet.recipe.schema import BYTE_SCALE, Border, DataRecipe, RandAugmentOps
 
@@ -58,14 +58,14 @@ Op = IntEnum(
 
 
 def augment(
-    images: UInt8[Tensor, "n c h w"], generator: torch.Generator, data: DataRecipe, *, share: Share | None = None
+    images: UInt8[Tensor, "n c h w"], generator: torch.Generator, data: DataRecipe, *, share: BatchShare | None = None
 ) -> UInt8[Tensor, "n c h w"]:
     """Return the data set's images cropped, then flipped, then RandAugmented, as bytes of the same scale.
 
     RandAugment's operations assume the full range of a byte, so images of another scale (the digits: 16) refuse it.
     With a `share`, the images are that part of a larger batch, and the result is the same as within it.
     """
-    share = share or Share.of_rank(len(images))
+    share = share or BatchShare.of_rank(len(images))
     if data.crop_padding:
         images = random_crop(images, data.crop_padding, generator, border=data.border, share=share)
     if data.flip:
@@ -91,11 +91,11 @@ def random_crop(
     generator: torch.Generator,
     *,
     border: Border = "black",
-    share: Share | None = None,
+    share: BatchShare | None = None,
 ) -> Shaped[Tensor, "n c h w"]:
     """Return a uniformly placed window, of the image's size, of each image padded on all sides."""
     n, _, height, width = images.shape
-    device, share = images.device, share or Share.of_rank(n)
+    device, share = images.device, share or BatchShare.of_rank(n)
     drawn = torch.randint(-padding, padding + 1, (2, share.total, 1, 1), generator=generator, device=device)
     shift = share.take(drawn, dim=1)
     row = torch.arange(height, device=device).view(1, height, 1) + shift[0]
@@ -104,10 +104,10 @@ def random_crop(
 
 
 def random_flip(
-    images: Shaped[Tensor, "n c h w"], generator: torch.Generator, *, share: Share | None = None
+    images: Shaped[Tensor, "n c h w"], generator: torch.Generator, *, share: BatchShare | None = None
 ) -> Shaped[Tensor, "n c h w"]:
     """Return each image mirrored left to right with probability 1/2."""
-    share = share or Share.of_rank(len(images))
+    share = share or BatchShare.of_rank(len(images))
     mirrored = torch.randint(0, 2, (share.total, 1, 1, 1), generator=generator, device=images.device)
     return torch.where(share.take(mirrored).bool(), images.flip(-1), images)
 
@@ -135,7 +135,7 @@ def rand_augment(
     probability: float = 0.5,
     operations: RandAugmentOps = "all",
     border: Border = "black",
-    share: Share | None = None,
+    share: BatchShare | None = None,
 ) -> UInt8[Tensor, "n c h w"]:
     """Return each image, with `probability`, after two operations drawn uniformly with replacement.
 
@@ -143,7 +143,7 @@ def rand_augment(
     """
     if images.shape[1] not in (1, 3):
         raise BronetError(f"channels of images for RandAugment must be 1 or 3, got {images.shape[1]}")
-    share, device = share or Share.of_rank(len(images)), images.device
+    share, device = share or BatchShare.of_rank(len(images)), images.device
     n = share.total
     fixed = op_tables(MAGNITUDE, *images.shape[-2:]).to(device)
     chosen = torch.rand(n, generator=generator, device=device) < probability

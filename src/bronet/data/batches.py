@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bronet.data.augment import augment
-from bronet.data.randomness import Share, generator_for
+from bronet.data.randomness import BatchShare, generator_for
 from bronet.data.stream import ImageStream, PlannedBatch
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
@@ -46,8 +46,8 @@ class MixedBatches:
             raise BronetError(f"data.synthetic_batch = {self.data.synthetic_batch} needs the generated images, too")
         self.real, self.synthetic, self.device = real, synthetic, device
         self.real_batch = recipe.train.batch_size - self.data.synthetic_batch
-        self.real_share = Share.of_rank(self.real_batch, rank=rank, world=world)
-        self.synthetic_share = Share.of_rank(self.data.synthetic_batch, rank=rank, world=world)
+        self.real_share = BatchShare.of_rank(self.real_batch, rank=rank, world=world)
+        self.synthetic_share = BatchShare.of_rank(self.data.synthetic_batch, rank=rank, world=world)
         self.steps_per_epoch = steps_per_epoch(len(real), self.real_batch)
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:

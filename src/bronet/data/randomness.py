@@ -15,7 +15,7 @@ from bronet.errors import BronetError
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """The part `start` to `stop` of a batch of `total` images that one process works on.
 
     Numbers are drawn for the whole batch and then divided, so that a batch does not depend on the number of processes.
@@ -26,7 +26,7 @@ class Share:
     total: int
 
     @classmethod
-    def of_rank(cls, total: int, *, rank: int = 0, world: int = 1) -> "Share":
+    def of_rank(cls, total: int, *, rank: int = 0, world: int = 1) -> "BatchShare":
         """Return the share of process `rank` of `world`; they must divide the batch evenly."""
         if total % world:
             raise BronetError(

@@ -171,7 +171,7 @@ def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> Prove
     shape = shape_for(model, image_shape)
     graph, name = read(model, shape), type(model).__name__
     for operation in graph.operations:
-        if operation.bound is None or math.isinf(operation.proved.gain):
+        if not operation.proved.known or math.isinf(operation.proved.gain):
             raise BronetError(
                 f"{name} cannot be proved: {operation}: {operation.reason}; bronet.convert makes a network that can"
             )

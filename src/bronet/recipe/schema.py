@@ -37,7 +37,7 @@ MIN_RATE, MAX_RATE = 1e-12, 1e3
 MAX_WEIGHT = 1e6
 """For a term or a scale of a loss: with a thousand classes float32 can represent it and its square."""
 
-Share = Annotated[float, Limits(0, 1)]
+UnitInterval = Annotated[float, Limits(0, 1)]
 Images = Annotated[int, Limits(0, MAX_IMAGES)]
 Count = Annotated[int, Limits(1, MAX_EPOCHS)]
 CountOrNone = Annotated[int, Limits(0, MAX_EPOCHS)]
@@ -111,7 +111,7 @@ class DataRecipe:
     name: str
     crop_padding: Padding = 0
     flip: bool = False
-    randaugment_probability: Share = 0.0
+    randaugment_probability: UnitInterval = 0.0
     randaugment_ops: RandAugmentOps = "all"
     border: Border = "black"
     held_out: Images = 0
@@ -167,8 +167,8 @@ class LossRecipe:
     emma: bool = False
     emma_eps: str = "108/255"
     emma_start_eps: str = "3.6/255"
-    emma_ramp: Share = 0.5
-    teacher: Share = 0.0
+    emma_ramp: UnitInterval = 0.5
+    teacher: UnitInterval = 0.0
     teacher_epochs: Count = 8
 
     def __post_init__(self) -> None:
@@ -199,14 +199,14 @@ class OptimRecipe:
     name: Literal["nadam", "sgd", "muon", "manifold"] = "nadam"
     lr: Annotated[float, Limits(MIN_RATE, MAX_RATE)]
     weight_decay: Annotated[float, Limits(0, MAX_RATE)] = 0.0
-    momentum: Share = 0.9
+    momentum: UnitInterval = 0.9
     clip_norm: Annotated[float | None, Limits(MIN_RATE, 1 / MIN_RATE)] = 3.0
     lookahead_steps: CountOrNone = 6
-    lookahead_alpha: Share = 0.5
+    lookahead_alpha: UnitInterval = 0.5
     schedule: Literal["cosine", "linear", "milestones"] = "cosine"
     warmup_epochs: CountOrNone = 0
     milestones: Annotated[tuple[int, ...], Limits(1, MAX_EPOCHS)] = ()
-    milestone_factor: Share = 0.1
+    milestone_factor: UnitInterval = 0.1
 
     def __post_init__(self) -> None:
         check_settings(self, "optim")
