@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bronet.certificates.alignment import alignment
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable
@@ -139,6 +140,7 @@ def certify_run(
             images_sha256=pixels_hash,
             rows_sha256=file_hash(files.rows),
             targeted_sha256=file_hash(files.targeted) if targeted else None,
+            alignment=alignment(network, images),
         )
         replace_text(files.facts, json.dumps(certificate.sealed(), indent=2) + "\n")
     return CertifiedRun(rows, certificate)

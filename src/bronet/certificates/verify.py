@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bronet.certificates.alignment import alignment
 from bronet.certificates.run import (
     Progress,
     certify_images,
@@ -28,6 +29,7 @@ from bronet.graph.network import prove
 from bronet.layers import frozen
 from bronet.recipe.schema import parse_budget
 from bronet.run.certificate import (
+    Alignment,
     LayerBound,
     Row,
     Targeted,
@@ -118,6 +120,8 @@ def verify_run(
     _close("rounding.worst", max(rounding), certificate.rounding.worst)
     if certificate.rounding.median is not None:
         _close("rounding.median", statistics.median(rounding), certificate.rounding.median)
+    if certificate.alignment is not None:
+        _confirm_alignment(certificate.alignment, alignment(proof, images))
     return Verification(len(images), proof.lipschitz, worst)
 
 
@@ -142,6 +146,15 @@ def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
     check_same(f"number of classes of {where}", len(found.radii), len(recorded.radii))
     for j, (radius, claimed) in enumerate(zip(found.radii, recorded.radii, strict=True)):
         _at_most(f"radius of {where} towards class {j}", radius, claimed)
+
+
+def _confirm_alignment(recorded: Alignment, found: Alignment) -> None:
+    """Raise unless the shares agree as far as rounding decides which of two equal numbers is the larger."""
+    known = [[share for share in told.layers if share is not None] for told in (found, recorded)]
+    shapes = [(told.images, [share is None for share in told.layers]) for told in (found, recorded)]
+    check_same("alignment", *shapes)
+    for share, told in zip((found.median, *known[0]), (recorded.median, *known[1]), strict=True):
+        _close("alignment", share, told, relative=NAIVE, absolute=NAIVE)
 
 
 def _at_most(what: str, found: float, recorded: float) -> None:

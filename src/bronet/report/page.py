@@ -56,6 +56,9 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
         for layer in certificate.layers
     ]
     layer_cells = [["layer", "kind", "Lipschitz bound", "rounding gain"], *layers]
+    if certificate.alignment is not None:
+        shares = (ABSENT if share is None else percent(share) for share in certificate.alignment.layers)
+        layer_cells = [[*line, share] for line, share in zip(layer_cells, ("alignment", *shares), strict=True)]
     facts = {**run.record, "weights (SHA-256)": certificate.weights_sha256}
     trained = facts.pop("command", None)
     # The quick start trains and certifies by one command.
@@ -71,7 +74,7 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
         _margins(run),
         _heading("By class") + _folded(f"{len(run.by_class())} classes", _table(_class_cells(run)), shown=10),
         _heading("Under attack") + _table(_attack_cells(run)) if run.attacks else "",
-        _heading("What is proved") + _note(_proof(run)) + _paragraph(bound),
+        _heading("What is proved") + _note(_proof(run)) + _paragraph(f"{bound} {_alignment(run)}"),
         _folded(f"The bounds of {len(layers)} layers", _table(layer_cells)),
         _heading("How to reproduce it"),
         f"<pre>{escape(chr(10).join(dict.fromkeys(commands)))}</pre>",
@@ -180,6 +183,20 @@ def _proof(run: Evidence) -> str:
     )
 
 
+def _alignment(run: Evidence) -> str:
+    """Return how much of the constants margins use, in words; nothing of certificates that do not say it."""
+    found = run.certificate.alignment
+    if found is None:
+        return ""
+    lost = [(share, layer.name) for share, layer in zip(found.layers, run.certificate.layers, strict=True) if share]
+    least, name = min(lost, default=(1.0, ""))
+    where = f", least in {name} ({percent(least)})" if name else ""
+    return (
+        f"At the images, gradients of margins reach {percent(found.median)} of the proved constant (median of "
+        f"{found.images}){where}: the rest is radius that training leaves unused. No proof depends on it."
+    )
+
+
 def _training(run: Evidence) -> str:
     """Return one sentence about training, from the last line of the log; nothing without a log."""
     if not run.log:
@@ -210,6 +227,7 @@ def markdown_summary(run: Evidence) -> str:
         markdown_table(table_cells([run])),
         f"Clean and certified accuracy in percent (clean, {radii}): **{joined(statistics.percents)}**\n",
         _cost(run),
+        f"{told}\n" if (told := _alignment(run)) else "",
         "By class:\n\n" + markdown_table(_class_cells(run)),
     ]
     if run.attacks:

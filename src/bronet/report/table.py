@@ -91,6 +91,7 @@ def json_summary(run: Evidence) -> str:
         },
         "attacks": [facts.plain() for facts in run.attacks],
         "lipschitz": finite_or_none(certificate.lipschitz),
+        "alignment": certificate.alignment and certificate.alignment.median,
         "rounding_worst": finite_or_none(certificate.rounding.worst),
         "soundness_cost": certificate.soundness_cost.relative_median,
         "precision": certificate.precision,

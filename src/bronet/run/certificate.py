@@ -118,6 +118,21 @@ class SoundnessCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """Which share of the proved constants gradients of margins reach at the first `images`: medians, no proof.
+
+    Of the layers, in the order of the certificate's; None where what a layer takes goes another way too.
+    """
+
+    images: int
+    median: float
+    layers: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        _check_numbers({"alignment": self.median})
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramFile:
     """An exported file of the program that the certificate speaks of, beside it."""
 
@@ -153,6 +168,7 @@ class CertificateFile:
     rows_sha256: str
     targeted_sha256: str | None = None
     programs: tuple[ProgramFile, ...] = ()
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         for key, count in (("images", self.images), ("pixels", self.pixels)):
@@ -175,6 +191,8 @@ class CertificateFile:
             del plain["targeted_sha256"]
         if not self.programs:
             del plain["programs"]
+        if self.alignment is None:
+            del plain["alignment"]
         return sealed(plain)
 
 
