@@ -79,8 +79,12 @@ def test_killed_workers_lose_at_most_a_batch(words: tuple[str, ...], trained: Pa
 
 
 def test_the_number_of_processes_changes_in_the_middle_of_a_run(tmp_path: Path, row: Tell) -> None:
-    """One, two, four, sharded or not: each goes on from the state of the one before."""
-    long, lost = ("train.epochs=8",), list[str]()
+    """One, two, four, sharded or not: each goes on from the state of the one before.
+
+    With the recipe's seed two inputs of an activation come so close that rounding decides between them (weights moved
+    by 3e-6 in one process end 3 % apart); with this one they do not.
+    """
+    long, lost = ("train.epochs=8", "train.seed=1"), list[str]()
     together(tmp_path / "whole", *long, processes=1)
     run, plans = tmp_path / "run", [(2, ()), (1, ()), (4, ("--fsdp",)), (2, ("--fsdp",)), (4, ())]
     for number, (processes, flags) in enumerate(plans):
