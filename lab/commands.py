@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bronet.cli import Commands
-from bronet.cli.options import DataDirOption, DeviceOption, LayersOption, run_layer_files, usable_device
+from bronet.cli.options import DataDirOption, DeviceOption, LayersOption, out_option, run_layer_files, usable_device
 from bronet.errors import BronetError
 from lab.analyze.commands import app as analyze
 from lab.bench.commands import app as bench
@@ -95,7 +95,7 @@ def figure(
     number: Annotated[int, typer.Argument(metavar="3|12", help="Figure of the paper.", show_default=False)],
     *,
     results: ResultsOption = RESULTS,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("report"),
+    out: Annotated[Path, out_option("Folder to write to.")] = Path("report"),
 ) -> None:
     """Draw CE, CE+CR and LA from published runs. Certified accuracy (3) or margins (12).
 
@@ -118,7 +118,7 @@ def figure(
 
 
 @app.command()
-def draw(*, out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = DRAWINGS) -> None:
+def draw(*, out: Annotated[Path, out_option("Folder to write to.")] = DRAWINGS) -> None:
     """Draw every diagram of the documentation.
 
     Example:  python -m lab draw
@@ -231,7 +231,7 @@ def tuning(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The run that the others are compared with.")],
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", show_default=False)] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="The log: a CSV file, compressed if it ends in .xz.")],
+    out: Annotated[Path, out_option("The log: a CSV file, compressed if it ends in .xz.", file=True)],
 ) -> None:
     """Log what tuning runs changed, and what they gave.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bronet.cli.options import DataDirOption, DeviceOption, usable_device
+from bronet.cli.options import DataDirOption, DeviceOption, out_option, usable_device
 from bronet.errors import BronetError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ LayersOption = Annotated[
 
 def layers(
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("bench/layers"),
+    out: Annotated[Path, out_option("Folder to write to.")] = Path("bench/layers"),
     paper: Annotated[bool, typer.Option("--paper", help="The paper's shapes: batch 512, widths 32 to 64.")] = False,
     layer: LayersOption = None,
     size: Annotated[
@@ -87,7 +87,7 @@ def layers(
 
 def equal_budget(
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("bench/equal-budget"),
+    out: Annotated[Path, out_option("Folder to write to.")] = Path("bench/equal-budget"),
     dataset: Annotated[str, typer.Option("--dataset", help="cifar10, cifar100 or digits.")] = "cifar10",
     seconds: Annotated[float, typer.Option("--seconds", help="Seconds of training for every layer.")] = 60.0,
     steps: Annotated[int | None, typer.Option("--steps", help="Steps instead of seconds.")] = None,
