@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bronet.certificates.run import certify_run
 from forks import BACKWARDS, KILLED, Server
 from ledger import Tell, left_behind
 from torchrun import settings
@@ -69,9 +70,11 @@ def test_a_read_only_folder_is_refused_in_one_line(trained: Path, tmp_path: Path
         "attack run --attack pgd --limit 5", "export run", "export run --format torch-export --out new.pt2",
         "certify bronet-digits/digits", "quickstart --out new",
     )  # fmt: skip
+    certified = shutil.copytree(trained, tmp_path / "certified")
+    certify_run(certified, limit=5)
     for command in commands:
         (tmp_path / "disk").mkdir(exist_ok=True)
-        script = f"cp -r {trained} run && mount -o remount,ro . && bronet {command}"
+        script = f"cp -r {certified} run && mount -o remount,ro . && bronet {command}"
         done = mounted(tmp_path / "disk", "-o size=100m", script)
         if done.returncode != 2 or len(done.stderr.splitlines()) != 1 or "Read-only" not in done.stderr:
             lost.append(f"{command}: {done.returncode}, {done.stderr[-500:]}")

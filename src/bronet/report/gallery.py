@@ -122,6 +122,6 @@ def _card(run: Evidence, row: Row, pictures: Mapping[int, str]) -> str:
 
 
 def _item(row: Row, pictures: Mapping[int, str], lines: Sequence[str]) -> str:
-    picture = pictures.get(row.index)
-    shown = f'<img src="{picture}" alt="image {row.index}">' if picture else f"<i>image {row.index}</i>"
+    name, picture = escape(row.file or f"image {row.index}"), pictures.get(row.index)
+    shown = f'<img src="{picture}" alt="{name}" title="{name}">' if picture else f"<i>{name}</i>"
     return f"<li>{shown}{'<br>'.join(lines)}</li>"

@@ -28,10 +28,9 @@ from bronet.report.table import (
 from bronet.wording import ABSENT, bound_text, number_text, percent
 
 IDEA = (
-    "When the pixels move by a distance r, the gap between two outputs of this network moves by at most r times a "
-    "known bound.",
-    "So an image that leads by a margin keeps its class in a ball around it: certified numbers count such proofs, and "
-    "no attack can lower them.",
+    '<section class="idea"><p>When the pixels move by a distance r, the gap between two outputs of this network moves '
+    "by at most r times a known bound.</p><p>So an image that leads by a margin keeps its class in a ball around it: "
+    "certified numbers count such proofs, and no attack can lower them.</p></section>"
 )
 STEPS = "Each step is one image; dotted are the radii of the table."
 CAPTIONS = "Each image with its predicted class and the certified radius r, within which no change alters that class."
@@ -42,11 +41,12 @@ Cells = Sequence[Sequence[str]]
 def build_page(run: Evidence, *, data_dir: Path | None) -> str:
     """Return the page of one run, with images of the data set if it is at hand."""
     certificate, statistics = run.certificate, run.statistics
-    tiles = {
+    numbers = {
         "clean accuracy": percent(statistics.clean_accuracy),
         **{f"certified at ε\u00a0=\u00a0{eps}": percent(share) for eps, share in statistics.certified.items()},
         "median radius": number_text(statistics.radius.median),
     }
+    tiles = (f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for what, value in numbers.items())
     distribution = [
         ["correct images", *DISTRIBUTION],
         [f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius)],
@@ -66,8 +66,7 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
     commands += [certificate.command, _command([run])]
     bound = f"All layers before the head together: at most {bound_text(certificate.lipschitz)}."
     parts = [
-        _section("idea", "".join(_paragraph(line) for line in IDEA)),
-        f'<dl class="tiles">{"".join(_tile(what, value) for what, value in tiles.items())}</dl>',
+        f'<dl class="tiles">{"".join(tiles)}</dl>',
         _curves([run]),
         _heading("The radius of correctly classified images") + _table(distribution),
         _heading("Images") + _note(CAPTIONS + (CLOSEST if run.closest else "")) + gallery_html(run, data_dir),
@@ -88,12 +87,7 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
 def build_comparison(runs: Sequence[Evidence], *, data_dir: Path | None) -> str:
     """Return the page of several runs: their curves, their table, and where they differ."""
     settings, differences = setting_cells(runs), difference_cells(runs)
-    parts = [
-        _section("idea", "".join(_paragraph(line) for line in IDEA)),
-        _curves(runs),
-        _heading("Results") + _table(quantity_cells(runs)),
-        _heading("Where they differ"),
-    ]
+    parts = [_curves(runs), _heading("Results") + _table(quantity_cells(runs)), _heading("Where they differ")]
     if differences:
         parts += [_note("Share of the images that are proved correct by all runs, by one alone, and by none.")]
         parts += [_table(differences), widest_html(runs, data_dir)]
@@ -114,11 +108,8 @@ def _command(runs: Sequence[Evidence]) -> str:
 
 def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     template = Template(files("bronet.report").joinpath("page.html").read_text(encoding="utf-8"))
-    return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(filter(None, parts)))
-
-
-def _section(kind: str, content: str) -> str:
-    return f'<section class="{kind}">{content}</section>'
+    body = "\n".join(part for part in (IDEA, *parts) if part)
+    return template.substitute(title=escape(title), subtitle=escape(subtitle), body=body)
 
 
 def _heading(text: str) -> str:
@@ -131,10 +122,6 @@ def _paragraph(text: str) -> str:
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _tile(what: str, value: str) -> str:
-    return f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
 
 
 def _folded(title: str, content: str, *, shown: int = 0) -> str:

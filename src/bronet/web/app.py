@@ -128,29 +128,20 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
         app.add_exception_handler(mistake, _refused)
     app.add_middleware(Guard, local=local)
 
-    def known(number: int) -> int:
+    def ask(number: int, work: Callable[[Served, Question], Json]) -> Question:
         if not 0 <= number < len(gallery.cards):
             raise HTTPException(404, "there is no such run; reload the page")
-        return number
+        return worker.ask(lambda question: work(gallery.open(number), question))
 
-    async def proved(number: int, pixels: Callable[[Served], Float[Tensor, "1 c h w"]]) -> JSONResponse:
-        run = known(number)
+    async def answer(number: int, work: Callable[[Served], Json]) -> JSONResponse:
+        return JSONResponse(await asyncio.wrap_future(ask(number, lambda served, _: work(served)).answer))
 
-        def work(_: Question) -> Json:
-            served = gallery.open(run)
-            return answers.proof_answer(served, pixels(served))
-
-        return JSONResponse(await worker.answer(work))
-
-    def searched(number: int, attack: Attack, search: Search) -> ProgressResponse:
-        run = known(number)
-
-        def work(question: Question) -> Json:
-            served = gallery.open(run)
+    def search(number: int, attack: Attack, find: Search) -> ProgressResponse:
+        def work(served: Served, question: Question) -> Json:
             effort = answers.Effort(attack.eps, attack.restarts, question.report)
-            return search(served, _pixels(served, attack), effort)
+            return find(served, _pixels(served, attack), effort)
 
-        return ProgressResponse(worker.ask(work))
+        return ProgressResponse(ask(number, work))
 
     @app.get("/")
     async def show_page() -> HTMLResponse:
@@ -162,35 +153,31 @@ def build_app(gallery: Gallery, worker: Worker, *, local: bool) -> FastAPI:
 
     @app.get("/api/runs/{number}")
     async def show_network(number: int) -> JSONResponse:
-        run = known(number)
-        return JSONResponse(await worker.answer(lambda _: answers.network_answer(gallery.open(run))))
+        return await answer(number, answers.network_answer)
 
     @app.post("/api/runs/{number}/proof")
     async def prove_image(number: int, chosen: Chosen) -> JSONResponse:
-        return await proved(number, lambda served: _pixels(served, chosen))
+        return await answer(number, lambda served: answers.proof_answer(served, _pixels(served, chosen)))
 
     @app.post("/api/runs/{number}/upload")
     async def prove_upload(number: int, request: Request) -> JSONResponse:
-        content = await request.body()
-        return await proved(number, lambda served: answers.uploaded_pixels(served, content))
+        sent = await request.body()
+        return await answer(number, lambda served: answers.proof_answer(served, answers.uploaded_pixels(served, sent)))
 
     @app.post("/api/runs/{number}/drawing")
     async def try_drawing(number: int, drawn: Drawing) -> JSONResponse:
-        run = known(number)
-
-        def work(_: Question) -> Json:
-            served = gallery.open(run)
-            return answers.drawn_answer(served, _pixels(served, drawn), torch.tensor(drawn.change), drawn.eps)
-
-        return JSONResponse(await worker.answer(work))
+        change = torch.tensor(drawn.change)
+        return await answer(
+            number, lambda served: answers.drawn_answer(served, _pixels(served, drawn), change, drawn.eps)
+        )
 
     @app.post("/api/runs/{number}/attack")
     async def attack_image(number: int, attack: Attack) -> ProgressResponse:
-        return searched(number, attack, answers.attack_answer)
+        return search(number, attack, answers.attack_answer)
 
     @app.post("/api/runs/{number}/comparison")
     async def attack_both(number: int, attack: Attack) -> ProgressResponse:
-        return searched(number, attack, answers.comparison_answer)
+        return search(number, attack, answers.comparison_answer)
 
     return app
 

@@ -124,10 +124,6 @@ class Worker:
         self._thread.submit(self._work_out, question, work)
         return question
 
-    async def answer(self, work: Work) -> Any:
-        """Return what a piece of work returns, when it is its turn."""
-        return await asyncio.wrap_future(self.ask(work).answer)
-
     def stop(self) -> None:
         """Give up all work and take no more; the piece in progress ends at its next report."""
         self._stopped = True
