@@ -20,7 +20,7 @@ from bronet.cli.certify import certify, check, verify
 from bronet.cli.exit_status import SYSTEM_REFUSALS, ExitStatus, exit_at_once
 from bronet.cli.info import bench, data_app, info, recipes_app
 from bronet.cli.options import LayersOption, run_layer_files
-from bronet.cli.report import export, report, serve
+from bronet.cli.report import export, import_published, report, serve
 from bronet.cli.train import quickstart, train
 from bronet.errors import BronetError
 from bronet.run.shares import ShareDone
@@ -144,6 +144,7 @@ def bronet(
 # The order of the help page: the order in which a newcomer needs them.
 for command in (quickstart, train, certify, report, verify, attack, serve, export):
     app.command()(command)
+app.command("import-published")(import_published)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
 app.command()(bench)

@@ -101,6 +101,28 @@ def serve(
         serve_page(gallery, listening, local=local)
 
 
+def import_published(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint of the published BRONet or LipConvNet.")],
+    *,
+    out: Annotated[Path | None, options.out_option("Run folder. Default: runs/NAME-OF-THE-FILE.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
+) -> None:
+    """Read a checkpoint of the published code as a run.
+
+    Example:  bronet import-published bronet_799.pth --out runs/published
+
+    Writes a run folder, which can be certified, attacked and exported. No code in the file is run. See
+    docs/results.md#weights-of-the-published-code for what is read.
+    """
+    from bronet.cli.console import open_console, say
+    from bronet.pretrained.published import import_published as read
+
+    run = read(file, out or options.RUNS / file.stem, overwrite=overwrite)
+    console = open_console()
+    say(console, f"read:    {file} as {run.recipe.model.family} for {run.recipe.data.name}, in {run.path}")
+    say(console, f"next:    {options.command_for('certify', run.path)}")
+
+
 def export(
     run: options.RunArgument,
     *,
