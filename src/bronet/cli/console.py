@@ -23,6 +23,8 @@ PIPE_WIDTH = 200
 LINES_WITHOUT_TERMINAL = 10
 """Lines of progress at most where the output is no terminal."""
 BAR_WIDTH = 24
+SPEED_SECONDS = 3600.0
+"""From which the time left is estimated: one batch of AutoAttack takes minutes."""
 POINTS_OF_ONE_IMAGE = 98.0
 """1.96 standard errors, in points, of a share of one half; of n images it is this over the root of n."""
 
@@ -58,8 +60,9 @@ def counting(console: Console, doing: str, *, things: str = "images") -> Iterato
     if not console.is_terminal:
         yield print_tenth
         return
-    columns = (BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(SpinnerColumn(), TextColumn(doing), *columns, console=console) as bar:
+    bars = (BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (SpinnerColumn(), TextColumn(doing), *bars)
+    with Progress(*columns, console=console, speed_estimate_period=SPEED_SECONDS) as bar:
         task = bar.add_task(doing, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -35,6 +35,8 @@ IDEA = (
 STEPS = "Each step is one image; dotted are the radii of the table."
 CAPTIONS = "Each image with its predicted class and the certified radius r, within which no change alters that class."
 CLOSEST = " Below it, the nearest image with another class that an attack found: the class, and how far away it is."
+GLUED = "ε\u00a0="
+"""So that a narrow heading breaks before its number."""
 Cells = Sequence[Sequence[str]]
 
 
@@ -132,7 +134,7 @@ def _folded(title: str, content: str, *, shown: int = 0) -> str:
 
 def _table(cells: Cells) -> str:
     header, *lines = (
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line)
+        "".join(f"<{tag}>{escape(cell).replace('ε =', GLUED)}</{tag}>" for cell in line)
         for tag, line in zip(["th"] + ["td"] * (len(cells) - 1), cells, strict=True)
     )
     body = "".join(f"<tr>{line}</tr>" for line in lines)

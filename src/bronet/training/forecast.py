@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from bronet.data import Batch, prepared_ahead
+from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.models.create import require_memory
 from bronet.recipe.schema import Recipe
@@ -58,6 +59,8 @@ def forecast(
     recipe: Recipe, *, device: torch.device | str = "cpu", data_dir: Path | None = None, workers: int = 0
 ) -> Forecast:
     """Return what training the recipe would take in one process, from a few seconds of it; nothing is written."""
+    if not recipe.train.epochs:
+        raise BronetError("train.epochs must be at least 1 to be timed, got 0")
     place, processes = checked_device(device, recipe, RunOptions(workers=workers)), Processes()
     batches, _ = open_training(recipe, place, processes, data_dir=data_dir, workers=workers)
     model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=place)
