@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test faults browser-test lint format docs figures pages clean
+.PHONY: quickstart test faults hostile browser-test lint format docs figures pages clean
 
 quickstart: $(READY)
 	$(BIN)/bronet quickstart
@@ -16,6 +16,10 @@ test: $(READY) lint
 # Kills, damaged files, full disks and wrong command lines, by the thousand: a quarter of an hour on two cores.
 faults: $(READY)
 	BRONET_FAULTS_PAGE=docs/reliability.md $(BIN)/python -m pytest -m slow -n 2 --dist load tests/faults
+
+# Layers, certificates and weights made to deceive, by the thousand: half an hour on two cores.
+hostile: $(READY)
+	$(BIN)/python -m pytest -m slow -n 2 --dist load -rP tests/hostile
 
 # Without Chromium `make test` leaves these out; here it is installed first (Debian, as root).
 browser-test: $(READY)
