@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bronet.bench import time_training, usual_precision
+from bronet.bench.timing import time_training, usual_precision
 from bronet.errors import BronetError
 from bronet.files import replace_text
 from bronet.recipe import Recipe, find_recipe, override, to_text

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from bronet.bench import forget_earlier_memory
+from bronet.bench.timing import forget_earlier_memory
 from bronet.files import replace_bytes
 from bronet.layers import BROConv2d
 from bronet.ortho.real_dft import frequencies, is_dense

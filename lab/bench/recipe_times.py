@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.bench import GIB, hardware_name
+from bronet.bench.timing import GIB, hardware_name
 from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.models import build_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bronet.bench import Timing, hardware_name, measure, time_inference, time_training, usual_precision
+from bronet.bench.timing import Timing, hardware_name, measure, time_inference, time_training, usual_precision
 from bronet.files import replace_text
 from bronet.recipe import Recipe, override
 from lab.bench import csv_text

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, Windows, batch_last, pixels_first, reflect_images
 from bronet.ortho.bro_evaluation import (
     ByFactor,
@@ -15,10 +16,11 @@ from bronet.ortho.bro_evaluation import (
     InSpace,
     Shapes,
     evaluation_form,
-    trains_in_space,
+    training_form,
 )
 from bronet.ortho.bro_in_space import SpatialReflection, fits
 from bronet.ortho.reflector import dense_inverse, evaluate, evaluation_factors, reflect, textbook_bro_convolution
+from bronet.ortho.spd import product
 
 RIDGE = 1e-3
 
@@ -34,13 +36,14 @@ def geometry_for(size: tuple[int, int], c_out: int, padding: int, *, keep: bool 
 @pytest.mark.parametrize("size", [(6, 7), (3, 2), (1, 4)])
 @pytest.mark.parametrize(("c_in", "c_out"), [(4, 4), (3, 6), (6, 3)])
 @pytest.mark.parametrize(("k", "padding"), [(1, 1), (2, 1), (3, 1), (3, 2), (5, 2)])
-def test_the_form_in_space_equals_the_textbook_form_with_its_gradients(
-    size: tuple[int, int], c_in: int, c_out: int, k: int, padding: int
+@pytest.mark.parametrize("form", ["space", "frequency, dense", "frequency, separable"])
+def test_every_form_of_training_equals_the_textbook_form_with_its_gradients(
+    size: tuple[int, int], c_in: int, c_out: int, k: int, padding: int, form: str
 ) -> None:
-    geometry = geometry_for(size, c_out, padding)
+    geometry = replace(geometry_for(size, c_out, padding), dense=form.endswith("dense"))
     assert fits(geometry, (k, k))
     x, V = draw(2, c_in, *size).requires_grad_(), draw(max(c_in, c_out), 2, k, k, seed=1).requires_grad_()
-    y = SpatialReflection.apply(x, V, geometry)
+    y = (SpatialReflection if form == "space" else FrequencyReflection).apply(x, V, geometry)
     # The ridge follows the scale of the largest entry, a constant to the gradient.
     expected = textbook_bro_convolution(x, V, c_out=c_out, padding=padding, ridge=RIDGE)
     assert_close(y, expected)
@@ -55,7 +58,25 @@ def test_images_that_wrap_around_have_no_form_in_space() -> None:
     assert not fits(geometry_for((6, 6), 4, 0), (3, 3))
     assert not fits(geometry_for((6, 6), 4, 1), (5, 5))
     assert not fits(geometry_for((6, 6), 4, 1, keep=True), (3, 3))
-    assert not trains_in_space(draw(1, 4, 6, 6), draw(4, 2, 3, 3), geometry_for((6, 6), 4, 0))
+    assert training_form(draw(1, 4, 6, 6), draw(4, 2, 3, 3), geometry_for((6, 6), 4, 0)) is not SpatialReflection
+
+
+def test_a_training_step_takes_the_form_with_the_least_work() -> None:
+    def chosen(c: int, n: int, side: int, *, keep: bool = False) -> object:
+        x, V = torch.zeros(1).expand(64, c, side, side), torch.zeros(1).expand(c, n, 3, 3)
+        return training_form(x, V, geometry_for((side, side), c, 1, keep=keep))
+
+    assert chosen(64, 16, 32) is SpatialReflection
+    assert chosen(512, 500, 2) is FrequencyReflection
+    assert chosen(512, 500, 2, keep=True) is None
+
+
+def test_large_products_equal_those_of_the_blas_in_every_memory_order() -> None:
+    A, B = draw(200, 80).float(), draw(80, 300, seed=1).float()
+    expected = (A.double() @ B.double()).float()
+    for left, right in ((A, B), (A.mT.contiguous().mT, B), (A, B.mT.contiguous().mT), (A[None], B[None, None])):
+        assert left.numel() * right.shape[-1] >= 2**20  # what oneDNN takes
+        assert_close(product(left, right), expected.expand(*max(left.shape[:-2], right.shape[:-2], key=len), -1, -1))
 
 
 @pytest.mark.parametrize("images", [1, 3, 20])

@@ -26,8 +26,7 @@ from bronet.ortho.bro_convolution import (
     reflect_images,
     reflector_inverses,
 )
-from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, trains_in_space
-from bronet.ortho.bro_in_space import SpatialReflection
+from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, training_form
 from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
@@ -101,11 +100,12 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
             if self.keeps_derived:
                 form = ByFactor(geometry) if self.portable else evaluation_form(x, self.weight, geometry)
                 return form.apply(x, self.derived(_Key(form, precision, x.dtype)))
-            if trains_in_space(x, self.weight, geometry):
-                y: Tensor = SpatialReflection.apply(x, self.V(precision), geometry)
+            V, reflection = self.V(precision), training_form(x, self.weight, geometry)
+            if reflection is not None:
+                y: Tensor = reflection.apply(x, V, geometry)
                 return y
             inversion = _GridInversion(self.weight.shape, precision, x.dtype, geometry)
-            return reflect_images(x, self.V(inversion.precision), geometry, inverse=self.inverse_for(inversion))
+            return reflect_images(x, V, geometry, inverse=self.inverse_for(inversion))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)

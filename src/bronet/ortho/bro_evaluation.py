@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bronet.ortho.bro_by_frequency import FrequencyReflection, trains_by_frequency
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
-from bronet.ortho.bro_in_space import SpatialFactors, fits, reflect_in_space, spatial_factors
+from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
 from bronet.ortho.tracing import is_traced
@@ -25,6 +26,8 @@ from bronet.ortho.tracing import is_traced
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
 _PRODUCT, _CONVOLUTION, _TRANSFORM, _BYTE = 0.02, 0.009, 0.3, 0.03
 _FLOAT, _COMPLEX = 4, 8
+# What a frequency takes besides its products: to begin them, and a share for copies.
+_START, _COPIES = 3e5, 1.5
 _FEW_IMAGES = 15
 
 Weights = tuple[Tensor, ...]
@@ -163,19 +166,30 @@ def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
     return min(_forms(geometry, shapes, (V.shape[2], V.shape[3])), key=lambda form: form.cost(shapes))
 
 
-def trains_in_space(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry) -> bool:
-    """Whether a training step on images like x takes less time with the two convolutions than with real blocks.
+def training_form(
+    x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry
+) -> type[SpatialReflection] | type[FrequencyReflection] | None:
+    """Return what takes the least time for a training step on images like x; None for real blocks, as on a GPU.
 
-    A step is about three evaluations, and S of an autocorrelation with its gradient, or of real blocks twice as large.
+    A step is about three evaluations, and S with its inverse and gradient: of an autocorrelation, of complex matrices
+    or of real blocks twice as large.
     """
     c, n, k, _ = V.shape
-    if x.device.type != "cpu" or is_traced() or not fits(geometry, (k, k)):
-        return False
-    shapes, space, factor = Shapes(len(x), x.shape[1], geometry.c_out, n, k), InSpace(geometry), ByFactor(geometry)
+    if x.device.type != "cpu" or is_traced():
+        return None
+    shapes, factor = Shapes(len(x), x.shape[1], geometry.c_out, n, k), ByFactor(geometry)
     f, pairs = factor.frequencies, (k * k * n) ** 2 * c
-    transform = _PRODUCT * (2 * pairs + 4 * f * n**3)
     real_transform = _PRODUCT * (min(pairs, 4 * f * c * n**2) + 8 * f * n**3)
-    return 3 * space.cost(shapes) + transform < 5 * factor.cost(shapes) + real_transform
+    best: type[SpatialReflection] | type[FrequencyReflection] | None = None
+    least = 5 * factor.cost(shapes) + real_transform
+    if fits(geometry, (k, k)):
+        cost = 3 * InSpace(geometry).cost(shapes) + _PRODUCT * (2 * pairs + 4 * f * n**3)
+        least, best = (cost, SpatialReflection) if cost < least else (least, best)
+    if trains_by_frequency(x, V, geometry):
+        products = _CONVOLUTION * (24 * c * n * len(x) + 3 * c * n**2) + _PRODUCT * 4 * (n**3 + k * k * c * n)
+        cost = _COPIES * (f * (products + _START) + 2 * factor.transform_cost(shapes))
+        least, best = (cost, FrequencyReflection) if cost < least else (least, best)
+    return best
 
 
 def _forms(geometry: Geometry, shapes: Shapes, taps: tuple[int, int]) -> Iterator[Form]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 from torch.autograd.function import once_differentiable
 
-from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spd import BRO_RIDGE, product, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 from bronet.ortho.tracing import is_traced
 
 
@@ -56,7 +56,7 @@ def textbook_bro_convolution(
 
 def dense_inverse(V: Float[Tensor, "*batch c n"], *, ridge: float) -> Float[Tensor, "*batch n n"]:
     """Return (V'V + e I)^-1."""
-    return symmetric_inverse(with_ridge(V.mT @ V, ridge))
+    return symmetric_inverse(with_ridge(product(V.mT, V), ridge))
 
 
 def evaluation_factors(V: Float[Tensor, "c n"], c_in: int, c_out: int, *, ridge: float) -> tuple[Tensor, ...]:
@@ -90,21 +90,21 @@ class _DenseReflection(torch.autograd.Function):
     ) -> Tensor:
         W, x = V.to(x.dtype), _in_order(x)
         inverse = inverse.to(x.dtype)
-        p = inverse @ (W[: x.shape[-2]].mT @ x)
+        p = product(inverse, product(W[: x.shape[-2]].mT, x))
         ctx.save_for_backward(x, V, inverse, p)
         ctx.c_out, ctx.ridge = c_out, ridge
-        return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ p)
+        return embed_channels(x, c_out, dim=-2) - 2 * product(W[:c_out], p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
         x, V, inverse, p = ctx.saved_tensors
         g, W, c, c_in = _in_order(grads[0]), V.to(x.dtype), V.shape[-2], x.shape[-2]
-        q = inverse @ (W[: ctx.c_out].mT @ g)
-        w = W @ q
+        q = product(inverse, product(W[: ctx.c_out].mT, g))
+        w = product(W, q)
         gx = embed_channels(g, c_in, dim=-2) - 2 * w.narrow(-2, 0, c_in)
-        left, right = embed_channels(g, c, dim=-2) - w, embed_channels(x, c, dim=-2) - W @ p
-        gV = left @ p.mT + right @ q.mT
+        left, right = embed_channels(g, c, dim=-2) - w, embed_channels(x, c, dim=-2) - product(W, p)
+        gV = product(left, p.mT) + product(right, q.mT)
         slope = ridge_slope(ctx.ridge, V.shape[-1], V.dtype)
         if slope > torch.finfo(x.dtype).eps:  # below that the ridge's own gradient is lost in rounding
             gV = gV - 2 * slope * (p * q).sum((-2, -1), keepdim=True) * W

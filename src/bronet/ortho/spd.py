@@ -32,6 +32,9 @@ _LEAST_RIDGE_ULPS = 8
 # is at least this many, a float32 reflector has a norm of at most 1.05 (tests/layers/test_precision.py).
 _LEAST_EIGENVALUE_ULPS = 64
 
+# Multiplications below which a product through oneDNN, which takes 12 us to begin, gains nothing.
+_LEAST_ONEDNN_PRODUCT = 2**20
+
 TILE = 64
 
 # Rounding in S and in its elimination is a few ulps of its norm; moved by that much, S stays positive definite.
@@ -85,6 +88,23 @@ def unit_scaled(V: Tensor) -> Tensor:
 def scale_of(V: Tensor) -> Tensor:
     """Return the largest absolute entry of V, never zero, as a constant."""
     return V.detach().abs().max().clamp_min(torch.finfo(V.real.dtype).tiny)
+
+
+def product(A: Float[Tensor, "*a m k"], B: Float[Tensor, "*b k n"]) -> Float[Tensor, "*batch m n"]:
+    """Return A B; one large float32 product on a CPU through oneDNN, where torch has it and no gradient is wanted.
+
+    oneDNN is twice as fast as a BLAS that does not use all of a processor's vector units, as MKL on AMD's, and as fast
+    elsewhere. The BLAS starts sooner.
+    """
+    plain = A.device.type != "cpu" or A.dtype != torch.float32 or torch.compiler.is_compiling() or is_traced()
+    plain = plain or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
+    (m, k), n, batch = A.shape[-2:], B.shape[-1], max(A.shape[:-2], B.shape[:-2], key=len)
+    single = A.numel() == m * k and B.numel() == k * n
+    if plain or not single or m * k * n < _LEAST_ONEDNN_PRODUCT or not torch.backends.mkldnn.is_available():
+        return A @ B
+    A, B = A.reshape(m, k), B.reshape(k, n)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(A, B.mT, None, "none", [], "")
+    return y.view(*batch, m, n)
 
 
 class _SymmetricInverse(torch.autograd.Function):
@@ -176,10 +196,15 @@ def _factor_and_inverse(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _norm_estimate(S: Inexact[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
     """Return |v S| / |v| for the longest row v of S: no more than its norm, and equal to it where S has rank one."""
-    longest = torch.linalg.vector_norm(S, dim=-1).argmax(-1)
+    longest = _lengths(S).argmax(-1)
     v = torch.take_along_dim(S, longest[..., None, None], dim=-2)
-    size = torch.linalg.vector_norm(v, dim=(-2, -1)).clamp_min(torch.finfo(S.real.dtype).tiny)
-    return torch.linalg.vector_norm(v @ S, dim=(-2, -1)) / size
+    size = _lengths(v)[..., 0].clamp_min(torch.finfo(S.real.dtype).tiny)
+    return _lengths(v @ S)[..., 0] / size
+
+
+def _lengths(rows: Inexact[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m"]:
+    """Return the length of every row; torch's own norm of complex numbers takes ten times as long."""
+    return torch.linalg.vector_norm(torch.view_as_real(rows).flatten(-2) if rows.is_complex() else rows, dim=-1)
 
 
 def inverse_by_blocks(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
