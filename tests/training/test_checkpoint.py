@@ -258,9 +258,9 @@ def test_a_checkpoint_with_one_changed_byte_is_refused(checkpoint: Path) -> None
     """Every 97th byte and all of the header, in which the checksum itself lies."""
     content = checkpoint.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
+    model = small_model(seed=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for at in {*range(header), *range(0, len(content), 97), len(content) - 1}:
-        model = small_model(seed=1)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         checkpoint.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
         with pytest.raises(BronetError) as error:
             restore(checkpoint, model)
