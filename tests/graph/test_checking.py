@@ -12,6 +12,7 @@ from bronet.cli import app
 from bronet.recipe import named_recipe
 from bronet.run.folder import create_run
 from bronet.run.weights import save_weights
+from bronet.wording import bound_text
 from jacobian import singular_values
 
 SHAPE = (2, 6, 6)
@@ -238,3 +239,20 @@ def test_no_bound_of_the_table_is_printed_smaller_than_it_is() -> None:
     linear = nn.Linear(1, 1, bias=False)
     nn.init.constant_(linear.weight, 1.00002)
     assert "1.00002" in str(check(linear, (1,)))
+
+
+def test_a_notebook_shows_a_table_with_the_line_of_every_operation() -> None:
+    class Spoiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x * 3)  # x < y
+
+    found = check(Spoiled(), (4,))
+    table = found._repr_html_()
+    assert table.count("<tr") == len(found.layers) + 2
+    assert table.count("font-weight:bold") == 2
+    assert "# x &lt; y" in table
+    assert f"<td>{bound_text(found.layers[0].bound or 0)}" in table

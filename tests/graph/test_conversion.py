@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from bronet import BronetError, certified_radius, check, convert, create_model, prove
 from bronet.data import load_dataset
-from bronet.graph.counterparts import Mix
 from bronet.graph.model import layers_of
 from bronet.layers import (
     Block,
@@ -20,6 +19,7 @@ from bronet.layers import (
     LastLayerNormalized,
     MaxMin,
     MaxPool,
+    Mix,
     Normalization,
     PixelUnshuffle,
 )

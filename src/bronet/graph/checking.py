@@ -3,6 +3,7 @@
 Of any module. The model is read as a graph: every operation that the output depends on is listed with its bound.
 """
 
+import html
 import io
 import math
 from dataclasses import dataclass
@@ -78,6 +79,18 @@ class Checked:
         text = io.StringIO()
         Console(file=text, width=_WIDTH, no_color=True).print(self)
         return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, each operation with its line."""
+        rows = ["<tr><th>layer<th>kind<th>output<th>bound<th>reason<th>line</tr>"]
+        for layer in self.layers:
+            shape = " x ".join(map(str, layer.output_shape))
+            cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason, layer.place)
+            row = "".join(f"<td>{html.escape(cell)}" for cell in cells)
+            rows.append(f"<tr{' style=font-weight:bold' if layer is self.spoiler else ''}>{row}</tr>")
+        total = f"<tr style=font-weight:bold><td>total<td><td><td>{_number(self.lipschitz)}<td><td></tr>"
+        caption = html.escape(f"{self.verdict}: {self.explanation}")
+        return f"<table><caption>{caption}</caption>{''.join(rows)}{total}</table>"
 
 
 def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Checked:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,9 +25,7 @@ from bronet.layers import (
     PixelUnshuffle,
     create_convolution,
 )
-from bronet.layers.base import OneLipschitz
-from bronet.layers.shape import ScaledMeanPool
-from bronet.proof.proved_map import ProvedMap, arithmetic, gamma
+from bronet.layers.shape import RepeatedPixels, ScaledMeanPool
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,6 @@ class Step:
     wanted: Shape
     kind: str
     after: nn.Module | None = None
-
-
-class Mix(nn.Module):
-    """(1 - w) x + w y, where w = sigmoid(weight) is learned: no more Lipschitz than the more Lipschitz of the two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        w = torch.sigmoid(self.weight)
-        return (1 - w) * x + w * y
 
 
 class Frame(nn.Module):
@@ -95,28 +80,6 @@ class LastAxis(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layers(x.transpose(1, -1))
         return y.transpose(1, -1)
-
-
-class RepeatedPixels(OneLipschitz):
-    """Every pixel `factor` x `factor` times, divided by `factor`: a product with unit vectors."""
-
-    def __init__(self, factor: int) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return repeated_pixels(x, self.factor) / self.factor
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), factor = shape, self.factor
-        apply = lambda x: repeated_pixels(x, factor) / factor  # noqa: E731
-        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), arithmetic().underflow)
-
-
-def repeated_pixels(x: Tensor, factor: int) -> Tensor:
-    """Return an image with every pixel factor x factor times."""
-    b, c, h, w = x.shape
-    return x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor).reshape(b, c, h * factor, w * factor)
 
 
 # Layers with weights. Those of a group or between the taps of a dilation are not kept apart: a reflector needs several

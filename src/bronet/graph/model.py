@@ -17,6 +17,7 @@ from bronet.graph.operations import RULES
 from bronet.graph.trace import is_single, traced, where
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
+from bronet.layers.compose import Parallel, Residual
 from bronet.layers.execution import prepared
 from bronet.layers.head import Head
 
@@ -100,7 +101,7 @@ class Chain(CertifiableModel):
         if not isinstance(head, Head):
             raise BronetError(f"the last part of a Chain must be a head, got {type(head).__name__}")
         for name, layer in layers.items():
-            if not isinstance(layer, (LipschitzLayer, Block)):
+            if not isinstance(layer, (LipschitzLayer, Block, Residual, Parallel)):
                 raise BronetError(f"layer {name} of a Chain must be a Lipschitz layer, got {type(layer).__name__}")
         self.layers = nn.Sequential(OrderedDict(layers))
         self.head = head

@@ -3,18 +3,20 @@
 from bronet.layers.activation import Block, Householder, MaxMin
 from bronet.layers.base import LipschitzLayer, frozen
 from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.compose import BROConvTranspose2d, Groups, Mix, Parallel, Residual
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
 from bronet.layers.registry import CONVOLUTIONS, convolution_named, create_convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
-from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle
-from bronet.layers.shift import Bias, Centring, Normalization
+from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle, RepeatedPixels, ScaledMeanPool
+from bronet.layers.shift import Bias, Centring, Normalization, Scale, Standardization
 
 __all__ = [
     "CONVOLUTIONS",
     "AnyConvolution",
     "BROConv2d",
+    "BROConvTranspose2d",
     "BROLinear",
     "Bias",
     "Block",
@@ -22,6 +24,7 @@ __all__ = [
     "CholeskyLinear",
     "Convolution",
     "Flatten",
+    "Groups",
     "Head",
     "Householder",
     "L2NormPool",
@@ -30,11 +33,18 @@ __all__ = [
     "LipschitzRegularizedConv2d",
     "MaxMin",
     "MaxPool",
+    "Mix",
     "Normalization",
     "OrthogonalHead",
     "PaddingMode",
+    "Parallel",
     "PixelUnshuffle",
+    "RepeatedPixels",
+    "Residual",
+    "Scale",
+    "ScaledMeanPool",
     "SmoothHead",
+    "Standardization",
     "convolution_named",
     "create_convolution",
     "frozen",

@@ -32,7 +32,7 @@ from bronet.layers.base import (
 )
 from bronet.layers.shape import require_multiples, unshuffle
 from bronet.ortho.tracing import memoized
-from bronet.proof.proved_map import ProvedMap
+from bronet.proof.proved_map import ProvedMap, up
 
 PaddingMode = Literal["zeros", "circular"]
 
@@ -69,6 +69,9 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         rank: n, the directions that a BRO convolution reflects per frequency; see `reflected_rank` for the default.
         residual_depth: L of the kernel I + alpha / sqrt(L) V, for kinds with a residual; none by default.
         hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
+        dilation: pixels from tap to tap, after the stride: the image's dilation x dilation interleaved images are
+            convolved one by one.
+        groups: must be 1; `Groups` puts independent layers side by side.
         keep_padding: return the padded grid of a BRO convolution instead of cropping it.
         ridge: relative ridge on V*V of a BRO convolution; 1e-7 by default.
     """
@@ -97,12 +100,22 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         hidden_channels: int | None = None,
         keep_padding: bool = False,
         ridge: float | None = None,
+        dilation: int = 1,
+        groups: int = 1,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        require_counts(dilation=dilation, groups=groups)
         name = type(self).__name__
+        if groups > 1:
+            raise BronetError(
+                f"groups of {name} must be 1, got {groups}; bronet.layers.Groups puts independent layers side by side"
+            )
+        if dilation > 1 and (keep_padding or not self.unshuffles):
+            raise BronetError(f"dilation of {name} must be 1, with keep_padding at least, got {dilation}")
+        self.dilation = dilation
         if self.needs_odd_kernel and kernel_size % 2 == 0:
             raise BronetError(f"kernel_size of {name} must be odd (its kernel needs a middle tap), got {kernel_size}")
         options = Options(rank, residual_depth, hidden_channels, keep_padding, ridge)
@@ -160,15 +173,23 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         require_channels(x, self.in_channels, name)
         if x.ndim != 1 + IMAGE_AXES:
             raise BronetError(f"{name} expects images (b, c, h, w), got an input of shape {tuple(x.shape)}")
-        return self.convolve(unshuffle(x, self.factor))
+        x = unshuffle(x, self.factor)
+        if self.circular:  # an image with zeros at its ends would not wrap around where it ends
+            require_multiples((x.shape[-2], x.shape[-1]), self.dilation)
+        return self.convolve(x) if self.dilation == 1 else dilated(self.convolve, x, self.dilation)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_channels, type(self).__name__, images=True)
-        (_, h, w), factor = shape, self.factor
-        require_multiples((h, w), factor)
+        (_, h, w), factor, d = shape, self.factor, self.dilation
+        require_multiples((h, w), factor * (d if self.circular else 1))
+        h, w = h // factor, w // factor
         with torch.no_grad():
-            inner = self.proved_convolve((h // factor, w // factor))
+            inner = self.proved_convolve((-(-h // d), -(-w // d)))
         apply = inner.apply
+        if d > 1:  # every interleaved image errs by its share of the gain, and by the offset
+            whole, size = apply, (inner.output_shape[0], h, w)
+            apply = lambda x: dilated(whole, x, d)  # noqa: E731
+            inner = replace(inner, apply=apply, output_shape=size, offset=up(inner.offset * d))
         return inner if factor == 1 else replace(inner, apply=lambda x: apply(unshuffle(x, factor)))
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
@@ -190,7 +211,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
     def extra_repr(self) -> str:
         mode = f"padding_mode={self.padding_mode!r}" if self.circular else f"padding={self.padding}"
         channels = f"{self.in_channels}, {self.out_channels}"
-        return f"{channels}, kernel_size={self.kernel_size}, stride={self.stride}, {mode}"
+        apart = f", dilation={self.dilation}" if self.dilation > 1 else ""
+        return f"{channels}, kernel_size={self.kernel_size}, stride={self.stride}, {mode}{apart}"
 
     def _checked_padding(self, padding: int | None) -> int:
         """Return the zeros on each side."""
@@ -217,6 +239,21 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
 
 
 AnyConvolution = Convolution[Any, Any]
+
+
+def dilated(convolve: Callable[[Tensor], Tensor], x: Tensor, dilation: int) -> Tensor:
+    """Return what a convolution makes of the image's dilation x dilation interleaved images, interleaved again.
+
+    That is the convolution with so many pixels between its taps. Where the sides are no multiples, zeros are added at
+    the ends and cut off again, which is a compression.
+    """
+    b, c, h, w = x.shape
+    rows, columns = -(-h // dilation), -(-w // dilation)
+    x = nn.functional.pad(x, (0, columns * dilation - w, 0, rows * dilation - h))
+    apart = x.reshape(b, c, rows, dilation, columns, dilation).permute(0, 3, 5, 1, 2, 4)
+    y = convolve(apart.reshape(b * dilation**2, c, rows, columns))
+    y = y.reshape(b, dilation, dilation, y.shape[1], rows, columns).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(b, y.shape[1], rows * dilation, columns * dilation)[:, :, :h, :w]
 
 
 class IdentityResidual(nn.Module):

@@ -51,7 +51,7 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
     Guaranteed: the bound of the kernel as stored. Nothing holds it near one but a loss that sees the estimate.
 
     Args: as in `Convolution`. The stride is that of an ordinary convolution, without a pixel unshuffle.
-        padding: any number of zeros on each side; it must be given for an even kernel_size, which has no middle tap.
+        padding: any number of zeros on each side; without it the image keeps its size, up to the stride.
         input_size: must be given, as training estimates the norm at it; the layer still takes images of any size.
     """
 
@@ -89,16 +89,21 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
 
     def convolve(self, x: Tensor) -> Tensor:
         x = to_autocast(x)
-        kernel = self.derived(x.dtype)
+        kernel, (h, w) = self.derived(x.dtype), self._output_size((x.shape[-2], x.shape[-1]))
         if x.is_cuda and kernel[0].numel() <= _FEW_TAPS:
-            return convolve_patches(x, kernel, stride=self.stride, padding=self.padding)
+            return convolve_patches(x, kernel, stride=self.stride, padding=self.padding)[..., :h, :w]
         x = x.contiguous(memory_format=torch.channels_last)  # in which a CPU convolves, and the next layer, too
-        return F.conv2d(x, kernel, stride=self.stride, padding=self.padding)
+        return F.conv2d(x, kernel, stride=self.stride, padding=self.padding)[..., :h, :w]
 
     def _checked_padding(self, padding: int | None) -> int:
-        if padding is None and self.kernel_size % 2 == 0:
-            raise BronetError(f"padding must be given for an even kernel_size, here {self.kernel_size}, got None")
+        self.keeps_size = padding is None
         return super()._checked_padding(padding)
+
+    def _output_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the size of the output: without a chosen padding an even kernel's last row and column are cut off."""
+        spare = self.kernel_size - 2 * self.padding
+        h, w = (-(-n // self.stride) if self.keeps_size else (n - spare) // self.stride + 1 for n in size)
+        return h, w
 
     @torch.no_grad()
     def update_estimate(self, steps: int) -> None:
@@ -123,15 +128,15 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
         stride, padding, k = self.stride, self.padding, self.kernel_size
         norm = convolution_norm(kernel, size, stride=stride, padding=padding)
         products = [Product(norm, absolute_convolution_norm(kernel), self.in_channels * k * k)]
-        output_size = tuple((side + 2 * padding - k) // stride + 1 for side in size)
+        (h, w), whole = self._output_size(size), tuple((side + 2 * padding - k) // stride + 1 for side in size)
         flat = kernel.flatten(1)
 
         def apply(x: Tensor) -> Tensor:
             # Through a matrix product, whose rounding is known; a library's convolution may use transforms.
             patches = F.unfold(x, k, padding=padding, stride=stride)
-            return (flat @ patches).unflatten(-1, output_size)
+            return (flat @ patches).unflatten(-1, whole)[..., :h, :w]
 
-        proved = linear(apply, (self.out_channels, *output_size), products, norm)
+        proved = linear(apply, (self.out_channels, h, w), products, norm)
         return replace(proved, remark=self._looseness(norm, size))
 
     def _looseness(self, norm: float, size: tuple[int, int]) -> str:

@@ -159,3 +159,25 @@ class ScaledMeanPool(_Pool):
         # p^2 - 1 additions, and a division that some devices compute as a product with 1 / p: two roundings. The norm
         # of the absolute values is one as well.
         return gamma(self.patch**2 + 1), arithmetic().underflow
+
+
+class RepeatedPixels(OneLipschitz):
+    """Every pixel `factor` x `factor` times, divided by `factor`: a product with unit vectors."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return repeated_pixels(x, self.factor) / self.factor
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        (c, h, w), factor = shape, self.factor
+        apply = lambda x: repeated_pixels(x, factor) / factor  # noqa: E731
+        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), arithmetic().underflow)
+
+
+def repeated_pixels(x: Tensor, factor: int) -> Tensor:
+    """Return an image with every pixel factor x factor times."""
+    b, c, h, w = x.shape
+    return x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor).reshape(b, c, h * factor, w * factor)

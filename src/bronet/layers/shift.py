@@ -1,4 +1,4 @@
-"""Layers that shift or scale: normalisation of the input, and the centring with bias that follows each backbone layer.
+"""Layers that shift or scale: the input's normalisation, centring with bias behind a layer, scales with a limit.
 
 Normalisation is a layer so that radii stay in pixel space: one over its standard deviation is a factor of the network's
 Lipschitz constant. Centring is not in the paper's text; the published networks have it (docs/deviations.md).
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_shape
+from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_counts, require_shape
 from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, shift, up
 
 _MOMENTUM = 0.1
@@ -116,6 +116,84 @@ class Bias(_Shift):
 
     def mean_of(self, x: Tensor) -> None:
         """Nothing is centred."""
+
+
+class _Scaled(LipschitzLayer):
+    """x -> scale x + shift per channel, with |scale| at most `limit`."""
+
+    def __init__(
+        self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        require_counts(channels=channels)
+        if not 0 < limit < math.inf:
+            raise BronetError(f"limit of {type(self).__name__} must be a positive number, got {limit}")
+        self.limit = limit
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+
+    @abstractmethod
+    def scale_and_shift(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return them for a batch; without one, and in evaluation for every batch, those of evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_channels(x, self.bias.numel(), type(self).__name__)
+        scale, shift = self.scale_and_shift(x if self.training else None)
+        return x * _column(scale.to(x.dtype), x) + _column(shift.to(x.dtype), x)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.bias.numel(), type(self).__name__)
+        scale, shift = (values.detach().double().clone() for values in self.scale_and_shift())
+        size, norm = norm_of_constant(shift, math.prod(shape[1:])), up(float(scale.abs().max()))
+        lost = arithmetic().underflow
+        apply = lambda x: x * _column(scale, x) + _column(shift, x)  # noqa: E731
+        return ProvedMap(apply, shape, norm, up(gamma(2) * norm), up(gamma(2) * (size + lost) + 2 * lost))
+
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.proved((self.bias.numel(),)).lipschitz
+
+    def lipschitz_estimate(self) -> Tensor:
+        return self.scale_and_shift()[0].abs().max()
+
+
+class Scale(_Scaled):
+    """x -> limit tanh(weight) x + bias per channel: learned factors that no training makes larger than `limit`."""
+
+    def __init__(
+        self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(channels, limit=limit, device=device, dtype=dtype)
+        self.weight = nn.Parameter(torch.ones_like(self.bias))
+
+    def scale_and_shift(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.limit * torch.tanh(self.weight), self.bias
+
+
+class Standardization(_Scaled):
+    """A batch norm whose division is bounded: x -> (x - mean) min(limit, 1 / deviation) + bias per channel.
+
+    Mean and variance are the batch's in training and running ones (momentum 0.1) in evaluation, where the layer is
+    `limit`-Lipschitz whatever the images were. In training mode images of a batch influence one another.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(
+        self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(channels, limit=limit, device=device, dtype=dtype)
+        self.register_buffer("mean", torch.zeros_like(self.bias, requires_grad=False))
+        self.register_buffer("variance", torch.ones_like(self.bias, requires_grad=False))
+
+    def scale_and_shift(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mean, variance = self.mean, self.variance
+        if x is not None:
+            variance, mean = torch.var_mean(x.to(mean.dtype), [d for d in range(x.ndim) if d != 1], correction=0)
+            with torch.no_grad():
+                self.mean.lerp_(mean, _MOMENTUM)
+                self.variance.lerp_(variance, _MOMENTUM)
+        scale = variance.clamp_min(self.limit**-2).rsqrt().clamp_max(self.limit)
+        return scale, self.bias - mean * scale
 
 
 def _channel_mean(x: Tensor) -> Tensor:

@@ -1,0 +1,185 @@
+"""Residuals, branches, groups, dilations, adjoints and scales: bounds against explicit Jacobians, and rounding."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from bronet import BronetError, Chain, check, prove
+from bronet.layers import (
+    CONVOLUTIONS,
+    BROConv2d,
+    BROConvTranspose2d,
+    Flatten,
+    Groups,
+    LastLayerNormalized,
+    LipschitzLayer,
+    LipschitzRegularizedConv2d,
+    MaxMin,
+    Parallel,
+    PixelUnshuffle,
+    RepeatedPixels,
+    Residual,
+    Scale,
+    ScaledMeanPool,
+    Standardization,
+)
+from jacobian import jacobian, singular_values
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Shape = tuple[int, ...]
+
+
+def shaken(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Return the module in float64 with parameters and buffers far from where they start."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).mul_(0.5))
+        for part in module.modules():
+            if isinstance(part, Standardization):
+                part.variance.abs_()
+    return module.double().eval()
+
+
+def regularized() -> LipschitzRegularizedConv2d:
+    return LipschitzRegularizedConv2d(2, 3, 3, input_size=(4, 4))
+
+
+LAYERS: dict[str, tuple[Callable[[], LipschitzLayer], Shape]] = {
+    "groups": (lambda: Groups(BROConv2d(2, 2, 3), BROConv2d(2, 4, 3)), (4, 4, 4)),
+    "groups with a stride": (lambda: Groups(regularized(), regularized(), regularized()), (6, 4, 4)),
+    "dilation": (lambda: BROConv2d(2, 2, 3, dilation=2), (2, 6, 6)),
+    "dilation of an odd image": (lambda: BROConv2d(2, 3, 3, dilation=3), (2, 5, 4)),
+    "dilation behind a stride": (lambda: BROConv2d(1, 4, 3, stride=2, dilation=2), (1, 8, 8)),
+    "circular dilation": (lambda: BROConv2d(2, 2, 3, padding_mode="circular", dilation=2), (2, 6, 6)),
+    "transposed": (lambda: BROConvTranspose2d(6, 2, 3, stride=2), (6, 3, 3)),
+    "scale": (lambda: Scale(3, limit=0.7), (3, 2, 2)),
+    "standardization": (lambda: Standardization(3, limit=2.0), (3, 2, 2)),
+    "repeated pixels": (lambda: RepeatedPixels(2), (2, 2, 2)),
+    "mean pool": (lambda: ScaledMeanPool(2), (2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_bound_is_no_less_than_the_jacobians_norm(name: str) -> None:
+    make, shape = LAYERS[name]
+    for seed in range(5):
+        layer = shaken(make(), seed)
+        assert isinstance(layer, LipschitzLayer)
+        largest = float(singular_values(layer, shape).max())
+        assert largest <= layer.proved(shape).lipschitz * (1 + 1e-13)  # the Jacobian rounds
+        assert layer.lipschitz_bound(shape[1:]) <= max(largest, 1) * 1.02  # type: ignore[arg-type]
+        assert float(torch.as_tensor(layer.lipschitz_estimate()).detach()) <= layer.proved(shape).lipschitz
+        x = torch.randn(3, *shape, dtype=torch.float64)
+        assert_close(layer.proved(shape).apply(x), layer(x))
+        assert check(layer, shape).certifiable
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 2.0**-60, reason="longdouble is no wider than float64 here")
+@pytest.mark.parametrize("name", ["groups with a stride", "scale", "standardization", "mean pool"])
+def test_rounding_stays_within_the_promise(name: str) -> None:
+    make, shape = LAYERS[name]
+    layer = shaken(make())
+    assert isinstance(layer, LipschitzLayer)
+    proved = layer.proved(shape)
+    zero = torch.zeros(1, *shape, dtype=torch.float64)
+    wide = [proved.apply(zero), jacobian(proved.apply, shape), torch.randn(20, *shape, dtype=torch.float64)]
+    shift, matrix, x = (t.numpy().astype(np.longdouble).reshape(len(t), -1) for t in wide)
+    if name in ("scale", "standardization"):  # their shift would round in the Jacobian
+        assert isinstance(layer, (Scale, Standardization))
+        matrix = np.diag(layer.scale_and_shift()[0].detach().numpy().astype(np.longdouble).repeat(4))
+    error = np.linalg.norm(proved.apply(wide[2]).numpy().reshape(20, -1) - (x @ matrix.T + shift), axis=1)
+    assert (error <= proved.gain * np.linalg.norm(x, axis=1) + proved.offset).all()
+    assert (error > 0).any()
+
+
+def test_a_dilated_convolution_has_pixels_between_its_taps() -> None:
+    """The textbook's kernel with zeros between the taps, on an image that wraps around."""
+    torch.manual_seed(0)
+    plain, apart = (BROConv2d(2, 2, 3, padding_mode="circular", dilation=d).double() for d in (1, 2))
+    sparse = BROConv2d(2, 2, 5, padding_mode="circular").double()
+    with torch.no_grad():
+        plain.weight.add_(torch.randn_like(plain.weight))
+        apart.weight.copy_(plain.weight)
+        sparse.weight.zero_()[:, :, ::2, ::2] = plain.weight
+        x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
+        assert_close(apart(x), sparse(x))
+        assert not torch.allclose(apart(x), plain(x))
+    with pytest.raises(BronetError, match="multiples of 2, got 5 x 6"):
+        apart(x[:, :, :5])
+
+
+def test_the_transposed_convolution_is_the_adjoint() -> None:
+    torch.manual_seed(0)
+    down, up = BROConv2d(2, 6, 3, stride=2).double(), BROConvTranspose2d(6, 2, 3, stride=2).double()
+    with torch.no_grad():
+        down.weight.add_(torch.randn_like(down.weight))
+        up.weight.copy_(down.weight)
+    J, K = jacobian(down, (2, 6, 6)), jacobian(up, (6, 3, 3))
+    shuffle = jacobian(PixelUnshuffle(2), (2, 6, 6)).mT @ jacobian(lambda x: F.pixel_unshuffle(x, 2), (2, 6, 6))
+    assert_close(J, (shuffle @ K).mT)
+
+
+def test_a_standardization_divides_by_the_deviation_within_its_limit() -> None:
+    torch.manual_seed(0)
+    layer, x = Standardization(3, limit=4.0).double(), torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    x = x * torch.tensor([2.0, 0.5, 0.01])[:, None, None] + 3
+    deviation, mean = layer(x).std((0, 2, 3), correction=0), layer(x).mean((0, 2, 3))
+    assert_close(mean, torch.zeros_like(mean))
+    one = torch.ones(2, dtype=torch.float64)
+    assert_close(deviation[:2], one)
+    assert_close(deviation[2], 4 * x[:, 2].std(correction=0))
+    for _ in range(100):
+        layer(x)
+    assert_close(layer.eval()(x), layer.train()(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["mix", "plain"])
+def test_a_chain_takes_residuals_and_branches(plain: bool) -> None:
+    torch.manual_seed(0)
+    branch = nn.Sequential(BROConv2d(4, 4, 3), MaxMin())
+    parts = [Residual(branch, plain=plain), Parallel(BROConv2d(4, 4, 3), MaxMin()), Flatten()]
+    model = Chain((4, 3, 3), parts, LastLayerNormalized(72, 3))
+    network, expected = prove(model), math.sqrt(2) * (2 if plain else 1)
+    assert network.lipschitz == pytest.approx(expected, rel=1e-6)
+    assert float(model.lipschitz_estimate().detach()) == pytest.approx(expected, rel=1e-6)
+    twin = model.double().eval()
+    for x in torch.rand(5, 1, 4, 3, 3, dtype=torch.float64):
+        J = torch.func.jacrev(lambda x: Flatten()(twin.layers(x)))(x).reshape(72, 36)
+        assert float(torch.linalg.matrix_norm(J.detach(), 2)) <= network.lipschitz
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_dilated_convolution_keeps_the_size_up_to_the_stride(kind: str, kernel: int, stride: int) -> None:
+    make = CONVOLUTIONS[kind]
+    if not make.unshuffles or "zeros" not in make.padding_modes:
+        pytest.skip(f"{kind} has no dilation here")
+    for channels in (2, 4, 6):
+        layer = make(4, channels, kernel, stride=stride, dilation=2).double().eval()
+        expected = (channels, 10 // stride, 10 // stride)
+        x = torch.rand(2, 4, 10, 10, dtype=torch.float64)
+        assert layer(x).shape == (2, *expected)
+        proved = layer.proved((4, 10, 10))
+        assert proved.output_shape == expected
+        assert_close(proved.apply(x), layer(x))
+
+
+def test_refusals_name_what_to_do() -> None:
+    with pytest.raises(BronetError, match=r"groups of BROConv2d must be 1, got 2; bronet.layers.Groups puts"):
+        BROConv2d(4, 4, 3, groups=2)
+    with pytest.raises(BronetError, match="dilation of LipschitzRegularizedConv2d must be 1"):
+        LipschitzRegularizedConv2d(4, 4, 3, dilation=2, input_size=(8, 8))
+    with pytest.raises(BronetError, match="multiple of the 2 groups, got 3"):
+        Groups(MaxMin(), MaxMin())(torch.rand(1, 3, 2, 2))
+    with pytest.raises(BronetError, match="must have Lipschitz layers"):
+        Groups(nn.ReLU())
+    with pytest.raises(BronetError, match="limit of Scale must be a positive number"):
+        Scale(3, limit=0.0)
