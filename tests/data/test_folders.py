@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bronet.data import FileSet, ImageSet, load_dataset, load_images, open_images, open_synthetic
+from bronet.data import FileSet, ImageSet, folder, load_dataset, load_images, open_images, open_synthetic
 from bronet.data import official as official_sets
 from bronet.data.decode import decode_centre, decode_whole
 from bronet.errors import BronetError
@@ -221,6 +221,18 @@ def test_a_pipe_that_is_named_like_an_image_is_refused_by_its_name(tmp_path: Pat
     data = DataRecipe(name="pets", channels=3, height=64, width=64, classes=2)
     with pytest.raises(BronetError, match=r"bee/x\.png must be a file"):
         load_images(data, "train", data_dir=tmp_path)
+    with pytest.raises(BronetError, match=r"bee/x\.png must be a file"):
+        folder(tmp_path / "pets" / "train")
+
+
+def test_what_is_no_image_is_told_so_with_its_name(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pets" / "train", ["ant", "bee"], 1)
+    (tmp_path / "pets" / "train" / "bee" / "x.png").write_bytes(b"no image")
+    data = DataRecipe(name="pets", channels=3, height=64, width=64, classes=2)
+    with pytest.raises(BronetError, match=r"cannot decode image .*bee/x\.png \(no image of a known format\)"):
+        load_images(data, "train", data_dir=tmp_path)
+    with pytest.raises(BronetError, match=r"cannot read image .*bee/x\.png \(no image of a known format\)"):
+        folder(tmp_path / "pets" / "train")
 
 
 def test_a_missing_or_cut_npz_file_is_named(tmp_path: Path) -> None:

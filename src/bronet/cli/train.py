@@ -56,7 +56,7 @@ def quickstart(
     evidence = certify_and_show(run, console)
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
     say(console, f"report:  {write_report(evidence).page}")
-    say(console, f"next:    bronet certify {shlex.quote(str(out))} --eps 0.3   or   bronet recipes")
+    say(console, f"next:    bronet serve {shlex.quote(str(out))}   or   bronet recipes")
 
 
 def train(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from bronet.errors import BronetError
@@ -37,11 +37,12 @@ LARGEST_ASPECT_RATIO = 100
 
 def image_shape(path: Path) -> tuple[int, int, int]:
     """Return channels (1 or 3), height and width of an image file, whose pixels are not read."""
+    _require_file(path)
     try:
         with Image.open(path, formats=READ) as image:
             return 1 if image.mode in ("1", "L", *_SIXTEEN_BITS) else 3, image.height, image.width
     except (Image.DecompressionBombError, *FAILURES) as error:
-        raise BronetError(f"cannot read image {path} ({' '.join(str(error).split())}); leave it out") from None
+        raise BronetError(f"cannot read image {path} ({_reason(error)}); leave it out") from None
 
 
 def decode_whole(source: Path | bytes, spec: DatasetSpec) -> UInt8[Tensor, "c h w"]:
@@ -85,8 +86,8 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
     """Return the image in the data set's channels; a JPEG is decoded no larger than needed for `least` pixels."""
     if spec.channels not in MODES:
         raise BronetError(f"channels of decoded images must be 1 or 3, got {spec.channels}")
-    if isinstance(source, Path) and not source.is_file():  # reading a pipe would wait forever
-        raise BronetError(f"image {source} must be a file, but there is none of this name; get the data set again")
+    if isinstance(source, Path):
+        _require_file(source)
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()
         with Image.open(io.BytesIO(content), formats=READ) as image:
@@ -95,8 +96,7 @@ def _opened(source: Path | bytes, spec: DatasetSpec, *, least: int | None = None
                 image.draft(MODES[spec.channels], (2 * least, 2 * least))
             return eight_bits(image).convert(MODES[spec.channels])
     except (Image.DecompressionBombError, *FAILURES) as error:
-        reason = " ".join(str(error).split())
-        raise BronetError(f"cannot decode image {_name(source)} ({reason}); get the data set again") from None
+        raise BronetError(f"cannot decode image {_name(source)} ({_reason(error)}); get the data set again") from None
 
 
 def _cropped(source: Path | bytes, spec: DatasetSpec, side: int, place: Callable[[int], int]) -> Image.Image:
@@ -117,6 +117,17 @@ def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c h w"]:
     pixels = np.array(image, dtype=np.uint8)
     planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(planes))
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():  # reading a pipe would wait forever
+        raise BronetError(f"image {path} must be a file, but there is none of this name; get the data set again")
+
+
+def _reason(error: Exception) -> str:
+    """Return Pillow's words in one line; those for an unknown format name an object instead of a file."""
+    is_unknown = isinstance(error, UnidentifiedImageError)
+    return "no image of a known format" if is_unknown else " ".join(str(error).split())
 
 
 def _name(source: Path | bytes) -> str:

@@ -72,6 +72,11 @@ def _address(pixels: np.ndarray, scale: int) -> str:
     planes = np.rint(pixels.transpose(1, 2, 0) * (255 / scale)).astype(np.uint8)
     image = Image.fromarray(planes[:, :, 0] if planes.shape[2] == 1 else planes)
     image.thumbnail((MAX_SIDE, MAX_SIDE))
+    return png_address(image)
+
+
+def png_address(image: Image.Image) -> str:
+    """Return an image as the data address of a PNG picture."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

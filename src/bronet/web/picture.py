@@ -8,7 +8,6 @@ Out: images, noise, and all sample images in one sheet, as the data addresses of
 channel; what is computed never passes through one.
 """
 
-import base64
 import io
 import warnings
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from bronet.data.decode import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
 from bronet.files import Json
+from bronet.report.gallery import png_address
 
 WHITE = 255
 MAX_PIXELS = 40_000_000
@@ -79,7 +79,7 @@ def _flattened(image: Image.Image, mode: str) -> Image.Image:
 
 def picture(image: Float[Tensor, "c h w"]) -> str:
     """Return pixels in [0, 1] as the data address of a PNG."""
-    return _address(_drawn((image * WHITE).round().clamp(0, WHITE).to(torch.uint8)))
+    return png_address(_drawn((image * WHITE).round().clamp(0, WHITE).to(torch.uint8)))
 
 
 def noise_picture(noise: Float[Tensor, "c h w"]) -> tuple[str, float]:
@@ -100,15 +100,9 @@ def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Json:
     for number, tile in enumerate(tiles):
         small = tile if tile.size == size else tile.resize(size, Image.Resampling.BOX)
         whole.paste(small, (number % SHEET_COLUMNS * size[0], number // SHEET_COLUMNS * size[1]))
-    return {"picture": _address(whole), "columns": SHEET_COLUMNS, "rows": rows}
+    return {"picture": png_address(whole), "columns": SHEET_COLUMNS, "rows": rows}
 
 
 def _drawn(image: UInt8[Tensor, "c h w"]) -> Image.Image:
     planes = np.ascontiguousarray(image.cpu().numpy().transpose(1, 2, 0))
     return Image.fromarray(planes[:, :, 0] if planes.shape[2] == 1 else planes)
-
-
-def _address(drawn: Image.Image) -> str:
-    buffer = io.BytesIO()
-    drawn.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
