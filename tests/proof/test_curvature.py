@@ -224,6 +224,24 @@ def test_hostile_weights_give_no_radius_or_a_true_one() -> None:
         assert (kept | (certified.radius == 0)).all()
 
 
+@pytest.mark.parametrize("exponent", [100, 150, 152, 153])
+def test_squares_that_overflow_in_the_ball_end_the_radius(exponent: int) -> None:
+    """Huge W and tiny V have a small product, but what is squared between them is huge."""
+    torch.manual_seed(0)
+    head = SmoothHead(4, 3, dtype=torch.float64)
+    with torch.no_grad():
+        head.hidden_weight.mul_(10.0**exponent)
+        head.weight.mul_(10.0**-exponent)
+    proved = prove(Chain((1, 2, 2), Flatten(), head).eval())
+    images = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    certified = proved.certify(images)
+    assert ((certified.radius > 0) == (exponent == 100)).all()
+    for factor in (0.5, 0.999):
+        beside = images * (1 + factor * certified.radius / images.flatten(1).norm(dim=1))[:, None, None, None]
+        kept = proved.logits(beside).argmax(dim=1) == certified.prediction
+        assert (kept | (certified.radius == 0)).all()
+
+
 def test_float32_radii_hold_where_the_head_bends() -> None:
     torch.manual_seed(0)
     model = Chain(SHAPE, BROConv2d(2, 4), MaxMin(), Flatten(), BROLinear(64, 12), SmoothHead(12, 4)).eval()

@@ -127,6 +127,7 @@ class ProvedNetwork:
         reach = budget.reach_within(head)
         targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
         if head.bend is not None:
+            reach = reach.minimum(head.bend.reach(budget.elsewhere, budget.growth))
             moved = (budget.at_image + budget.at_ball)[:, None] * TENSOR_SLACK
             speed = (up(self.lipschitz) + budget.ball_slope)[:, None] * TENSOR_SLACK
             lost, secant = head.bend.losses(inputs[0], logits, moved=moved, speed=speed, growth=growth)

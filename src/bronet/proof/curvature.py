@@ -105,6 +105,12 @@ class SmoothBend(Bend):
         secant = (tangent + (tangent.square() + 2 * curvature * margin).sqrt()) / 2
         return at_once, torch.maximum(tangent, secant * TENSOR_SLACK) + NORM_UNDERFLOW
 
+    def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """What is squared, W z + b, must stay below the largest norm, like all that goes from one map to the next."""
+        largest = arithmetic().largest
+        free = (largest - (self.absolute * size + norm_of_constant(self.b)) * TENSOR_SLACK) / TENSOR_SLACK
+        return (free / (self.absolute * growth)).clamp_min(0).nan_to_num(0.0)
+
 
 def proved_bend(
     W: Float[Tensor, "h d"], b: Float[Tensor, " h"], V: Float[Tensor, "k h"], c: Float[Tensor, " k"], gaps: Tensor

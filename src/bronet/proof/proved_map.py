@@ -138,6 +138,10 @@ class Bend(ABC):
         is lost besides. The second bound holds as far as the margin of these logits lasts.
         """
 
+    @abstractmethod
+    def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """Return how far nothing inside the map overflows, where it takes norms of at most size + growth r."""
+
 
 @dataclass(frozen=True)
 class ProvedMap:
