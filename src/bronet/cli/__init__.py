@@ -16,9 +16,10 @@ from typer.core import TyperGroup
 
 from bronet.__about__ import __version__
 from bronet.cli.attack import attack
+from bronet.cli.bench import bench
 from bronet.cli.certify import certify, check, verify
 from bronet.cli.exit_status import SYSTEM_REFUSALS, ExitStatus, exit_at_once
-from bronet.cli.info import bench, data_app, info, recipes_app
+from bronet.cli.info import data_app, info, recipes_app
 from bronet.cli.options import LayersOption, run_layer_files
 from bronet.cli.report import export, import_published, report, serve
 from bronet.cli.train import quickstart, train
