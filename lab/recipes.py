@@ -14,7 +14,7 @@ from functools import cache
 from bronet.errors import BronetError
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, LossRecipe, Recipe, override, recipe_names
 from bronet.recipe import named_recipe as shipped_recipe
-from bronet.recipe.architecture import LIPCONVNET_WIDTHS, NAMED, Architecture, StackArchitecture
+from bronet.recipe.architecture import LIPCONVNET_WIDTHS, Architecture, StackArchitecture
 from bronet.recipe.catalog import CIFAR, CROP_PADDING
 from bronet.records import nearest
 
@@ -27,10 +27,8 @@ TEMPERATURES = ("0.25", "0.5", "0.75", "1.0")
 OFFSETS = ("0.5", "1.0", "1.5", "2.0", "2.5", "3.0")
 CRC_LEARNING_RATE = 0.03
 """With 0.1, at which networks with a linear head train, a hidden layer in the head diverges within an epoch."""
-LIRESNET = NAMED["liresnet"]
-IMAGENET_LIRESNET = BRONetArchitecture(
-    width=588, depth=12, backbone="lipreg", dense="cholesky", stem_kernel=14, stem_stride=14, stem_padding=0
-)
+LIRESNET = BRONetArchitecture(backbone="lipreg", dense="cholesky", published_neck=True)
+IMAGENET_LIRESNET = replace(LIRESNET, width=588, stem_kernel=14, stem_stride=14, stem_padding=0)
 IMAGENET_LIRESNET_L2POOL = replace(IMAGENET_LIRESNET, depth=14, neck="l2pool")
 
 
@@ -51,26 +49,11 @@ def _potential_xl(layer: str) -> StackArchitecture:
 
 TABLE_NETWORKS: dict[str, Architecture] = {
     # LiResNet with Table 3's backbones in place of its own, and on ImageNet
-    "liresnet-lot": BRONetArchitecture(backbone="lot", depth=2, dense="cholesky"),
-    "liresnet-cayley": BRONetArchitecture(backbone="cayley", depth=6, dense="cholesky"),
-    "liresnet-cholesky": BRONetArchitecture(backbone="cholesky", depth=6, dense="cholesky"),
-    "liresnet-sll": BRONetArchitecture(backbone="sll", dense="cholesky"),
-    "liresnet-soc": BRONetArchitecture(backbone="soc", dense="cholesky"),
-    "liresnet-imagenet": BRONetArchitecture(
-        width=588,
-        depth=8,
-        backbone="lipreg",
-        dense="cholesky",
-        neck="l2pool",
-        neck_patch=4,
-        stem_kernel=14,
-        stem_stride=14,
-        stem_padding=0,
-        regularized_depth=6,
-    ),
+    **{f"liresnet-{kind}": replace(LIRESNET, backbone=kind, depth=depth) for kind, depth in RIVAL_DEPTHS.items()},
+    "liresnet-imagenet": replace(IMAGENET_LIRESNET, depth=8, neck="l2pool", regularized_depth=6),
     # Table 12's two widths
-    "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4),
-    "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4),
+    "bronet-l6w256d4": BRONetArchitecture(width=256, depth=6, dense_depth=4, published_neck=True),
+    "bronet-l6w512d4": BRONetArchitecture(width=512, depth=6, dense_depth=4, published_neck=True),
     # The rivals of Table 1
     "soc-20": LipConvNetArchitecture(depth=20, width=32, backbone="soc"),
     "soc-20-crc": LipConvNetArchitecture(depth=20, width=32, backbone="soc", head="crc"),
@@ -170,7 +153,7 @@ def _of_small_images() -> Iterator[Recipe]:
         yield _with_ce(_with_model(f"{data}/liresnet-edm", synthetic, LIRESNET))
         yield _with_model(f"{data}/liresnet-la-edm", synthetic, LIRESNET)
         for kind, depth in RIVAL_DEPTHS.items():
-            model = BRONetArchitecture(backbone=kind, depth=depth, dense="cholesky", rank="1/2")
+            model = replace(LIRESNET, backbone=kind, depth=depth, rank="1/2")
             yield _with_model(f"{data}/liresnet-{kind}-edm", synthetic, model)
     yield _with_ce(_with_model("tiny-imagenet/liresnet", "tiny-imagenet/bronet", LIRESNET))
     yield _with_ce(replace(shipped_recipe("tiny-imagenet/bronet"), name="tiny-imagenet/bronet-ce"))

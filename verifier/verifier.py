@@ -362,8 +362,10 @@ def bronet(h: Enclosure, a: Settings, take: Callable[[str], Array]) -> Head:
         activated(h, shift.astype(np.float64))
     unshuffle(h, a["neck_patch"])
     neck(h, residual(take, "neck.conv", 0), a["width"], SEMI_ORTHOGONAL_RIDGE)
-    affine(h, take("neck.conv_bias.bias"))
-    h.x = h.x.transpose(1, 2, 0, 3).reshape(-1, h.x.shape[-1])  # pixel by pixel
+    if not a["published_neck"]:
+        affine(h, take("neck.conv_bias.bias"))
+        h.x = h.x.transpose(1, 2, 0, 3)  # pixel by pixel
+    h.x = h.x.reshape(-1, h.x.shape[-1])
     neck(h, residual(take, "neck.dense.linear", 0), a["dense_width"], SEMI_ORTHOGONAL_RIDGE)
     activated(h, take("neck.dense.shift.bias"))
     for i in range(a["dense_depth"]):
@@ -397,7 +399,7 @@ SIZES = ("width", "depth", "dense_depth", "dense_width", "neck_patch", "stem_ker
 KNOWN: Settings = dict.fromkeys((*SIZES, "kernel"), COUNT) | {  # the values that settings may have
     "family": ("bronet", "lipconvnet"), "backbone": ("bro",), "dense": EITHER, "neck": EITHER, "centring": SWITCH,
     "regularized_depth": (0,), "padding_mode": (None, "zeros", "circular"), "keep_padding": (False,),
-    "activation": ("maxmin",), "head": ("lln", "bro"), "strided_last": SWITCH,
+    "activation": ("maxmin",), "head": ("lln", "bro"), "strided_last": SWITCH, "published_neck": SWITCH,
 }  # fmt: skip
 WORDS = {"true": True, "false": False, "null": None}
 HEADER = ["index", "label", "prediction", "correct", "margin", "radius", "naive_radius"]
@@ -442,7 +444,7 @@ def read_recipe(path: Path) -> tuple[str, Settings]:
     for key, value in tables["model"].items():
         good = any(type(value) is type(known) and value == known for known in KNOWN.get(key, ()))
         require(good or key == "rank", f"{path}: model.{key} = {value!r} is not known here")  # V's shape is its rank
-    return str(tables["data"]["name"]), {"padding_mode": None} | tables["model"]
+    return str(tables["data"]["name"]), {"padding_mode": None, "published_neck": False} | tables["model"]
 
 
 # 8. The claim. At distance r from x the input of the head is within L r + error of the computed one, L the product of

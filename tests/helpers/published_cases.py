@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bronet.layers import Bias, BROConv2d, BROLinear, CholeskyLinear, Householder, MaxMin, create_convolution
+from bronet.losses import emma, logit_annealing
 from bronet.models import build_model
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import NAMED, BRONetArchitecture, LipConvNetArchitecture
@@ -19,12 +21,14 @@ from bronet.recipe.schema import dataset_spec
 
 BATCH = 2
 TINY = {"width": 8, "depth": 2, "dense_depth": 2, "dense_width": 16}
+LABELS = torch.tensor([3, 1])
+EPS = 0.4
 
 
 def numbers(name: str, shape: tuple[int, ...]) -> Tensor:
     """Return standard normals that depend on the name alone, on every machine and in every version."""
     generator = np.random.RandomState(zlib.crc32(name.encode()))
-    return torch.from_numpy(generator.standard_normal(shape))
+    return torch.from_numpy(np.asarray(generator.standard_normal(shape)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,43 @@ class Case:
     gradients: bool = True
     """Whether the parameters are the same ones, so that gradients are comparable."""
     tolerance: float = 1e-12
+
+
+class Uncentred(nn.Module):
+    """A circular convolution of ours as the published BRONet has it: tap (0, 0) is where ours has the centre.
+
+    Each layer thus moves its padded image by one pixel to the right and down, before it is cropped.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv = create_convolution(kind, 8, 8, padding_mode="circular", residual_depth=1)
+        self.bias = Bias(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = self.conv(F.pad(x, (1, 1, 1, 1))).roll((1, 1), dims=(-2, -1))
+        shifted: Tensor = self.bias(moved[..., 1:-1, 1:-1])
+        return shifted
+
+
+class Emma(nn.Module):
+    """EMMA's logits for the head's weights, less the true one, for an inner network of norm one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = F.normalize(self.weight, dim=1)
+        adjusted = emma(x, LABELS, (rows[:, None] - rows).norm(dim=-1), eps=EPS)
+        return adjusted - x.gather(1, LABELS[:, None])
+
+
+class Annealed(nn.Module):
+    """The LA loss of logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return logit_annealing(x, LABELS)
 
 
 def _layer(*layers: nn.Module) -> nn.Module:
@@ -69,8 +110,18 @@ CASES: dict[str, Case] = {
     "cayley": Case(_convolution("cayley", 8, 8), (8, 6, 6), gradients=False),
     "lot": Case(_convolution("lot", 8, 8), (8, 6, 6), gradients=False, tolerance=1e-3),
     "sll": Case(_convolution("sll", 8, 8), (8, 6, 6), gradients=False),
+    "soc": Case(_convolution("soc", 8, 8), (8, 6, 6), gradients=False, tolerance=1e-4),
+    "lot-uncentred": Case(lambda: Uncentred("lot"), (8, 6, 6), gradients=False, tolerance=1e-3),
+    "cholesky-uncentred": Case(lambda: Uncentred("cholesky"), (8, 6, 6), gradients=False),
+    "la": Case(Annealed, (5,)),
+    "emma": Case(Emma, (5,)),
     "bronet-m": Case(_network("cifar10"), CIFAR),
     "bronet-l": Case(_network("cifar100", "bronet-l"), CIFAR),
+    "bronet-tiny": Case(_network("tiny-imagenet", "bronet-tiny"), (3, 64, 64)),
+    "bronet-imagenet": Case(
+        _network("imagenet", "bronet-imagenet", regularized_depth=1, depth=1, neck_patch=6), (3, 224, 224)
+    ),
+    "liresnet": Case(_network("cifar10", "liresnet"), CIFAR),
     "lipconvnet": Case(_lipconvnet(), CIFAR),
 }
 
@@ -85,7 +136,7 @@ def built(name: str) -> nn.Module:
 
 def fixed(key: str) -> bool:
     """Whether a number of the state is no part of the published network, or the same in all of them."""
-    return key.endswith(("normalization.mean", "power_vector", "neck.conv_bias.bias", "log_q"))
+    return key.endswith(("normalization.mean", "power_vector", "log_q"))
 
 
 def _value(name: str, value: Tensor) -> Tensor:

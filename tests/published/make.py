@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from published_cases import CASES, built, direction, fixed, images, numbers
+from published_cases import CASES, EPS, LABELS, built, direction, fixed, images, numbers
 
 View = Callable[[Tensor], Tensor]
 POWER_STEPS = 200
@@ -112,7 +112,10 @@ def lipconvnet_cases() -> Iterator[tuple[str, Published]]:
 
 def bronet_cases() -> Iterator[tuple[str, Published]]:
     """Layers and networks of the folder bronet."""
+    from models.backbone import LiResConvOrtho  # type: ignore[import-not-found]
     from models.dense import LiBroMLP, LiResMLP  # type: ignore[import-not-found]
+    from models.head import head  # type: ignore[import-not-found]
+    from models.margin_layer import _logit_annealing_loss, emma_loss  # type: ignore[import-not-found]
     from models.sll import SDPBasedLipschitzConvLayer  # type: ignore[import-not-found]
 
     dense = {"0.weight": Held("weights", 0), "0.residual.alpha": Held("gamma", 0, row), "1.bias": Held("bias", 0)}
@@ -126,26 +129,48 @@ def bronet_cases() -> Iterator[tuple[str, Published]]:
         return (bias / sll.compute_t().detach().sqrt()).view(1, -1, 1, 1)
 
     yield "sll", Published(sll, {"weight": Held("kernel"), "bias": Held("bias", form=divided)})
-    for name, kind in (("bronet-m", "bro"), ("bronet-l", "cholesky")):
-        yield name, bronet(name, dense=kind)
+    yield "soc", soc()
+    for kind in ("lot", "cholesky"):
+        layer = LiResConvOrtho(8, 1, 6, nn.Identity(), kind, centering=False)
+        held = {"conv.weight": Held("weights", 0), "conv.residual.alpha": Held("gamma", 0, column)}
+        yield f"{kind}-uncentred", Published(layer, held | {"bias.bias": Held("bias", 0)})
+    annealing = _logit_annealing_loss(gamma=5.0, num_classes=5, offset=2.0, temperature=0.75)
+    yield "la", Published(OfLogits(lambda _, x: annealing(x, LABELS)), {})
+    adjusted = OfLogits(lambda network, x: emma_loss(network, x, LABELS, EPS, 1.0)[1])
+    adjusted.network.head = head(6, 5, use_lln=True)
+    yield "emma", Published(adjusted, {"weight": Held("network.head.weight")})
+    yield "bronet-m", bronet("bronet-m", dense="bro")
+    yield "bronet-l", bronet("bronet-l", classes=100)
+    yield "bronet-tiny", bronet("bronet-tiny", classes=200, rank=1 / 8, neck="bro", dense="bro")
+    yield "bronet-imagenet", bronet("bronet-imagenet", "hybridbrov2", classes=1000, neck="l2")
+    yield "liresnet", bronet("liresnet", "nonortho")
 
 
 def bronet(
-    name: str, *, backbone: str = "bro", rank: float | None = None, neck: str = "cholesky", dense: str = "cholesky"
+    name: str,
+    backbone: str = "bro",
+    *,
+    classes: int = 10,
+    rank: float | None = None,
+    neck: str = "cholesky",
+    dense: str = "cholesky",
 ) -> Published:
-    """Return a small BRONet for 32 x 32 images."""
+    """Return a small BRONet; "hybrid" has a Lipschitz-regularised layer before the backbone, and a neck of patches."""
     from models import BRONet  # type: ignore[import-not-found]
 
     rank = rank or (0.25 if dense == "bro" else 0.5)
+    hybrid = backbone.startswith("hybrid")
     network = BRONet(
         depth=2,
+        depth_1=1,
         width=8,
         input_size=CASES[name].shape[-1],
-        num_classes=100 if name == "bronet-l" else 10,
+        num_classes=classes,
         backbone_type=backbone,
         backbone_weight_rank_ratio=rank,
         neck_conv_type=neck,
-        neck_linear_type=neck,
+        neck_linear_type="cholesky" if neck == "l2" else neck,
+        neck_conv_patch_size=6 if neck == "l2" else 4,
         dense_width=16,
         dense_type=dense,
         dense_weight_rank_ratio=rank,
@@ -154,18 +179,24 @@ def bronet(
     held = {
         "stem.linear.weight": Held("stem.0.weight"),
         "stem.shift.bias": Held("stem.0.bias"),
-        "neck.conv.weight": Held("neck.kernel"),
-        "neck.dense.linear.weight": Held("neck.weight", form=channels_first),
+        "neck.dense.linear.weight": Held("neck.weight"),
         "neck.dense.shift.bias": Held("neck.bias"),
         "head.weight": Held("head.weight"),
         "head.bias": Held("head.bias"),
     }
+    if neck != "l2":
+        held["neck.conv.weight"] = Held("neck.kernel")
+    blocks = [("backbone.0", "conv", 0), ("backbone.1", "conv", 1)]
+    for ours, theirs, i in [("regularized.0", "conv_1", 0), blocks[0]] if hybrid else blocks:
+        kernel = flipped if hybrid and theirs == "conv" else lambda ours: ours
+        held |= {
+            f"{ours}.linear.weight": Held(f"{theirs}.weights", i, kernel),
+            f"{ours}.linear.residual.alpha": Held(f"{theirs}.gamma", i, column),
+            f"{ours}.shift.bias": Held(f"{theirs}.bias", i),
+            f"{ours}.shift.mean": Held(f"{theirs}.running_mean", i),
+        }
     for i in range(2):
         held |= {
-            f"backbone.{i}.linear.weight": Held("conv.weights", i),
-            f"backbone.{i}.linear.residual.alpha": Held("conv.gamma", i, column),
-            f"backbone.{i}.shift.bias": Held("conv.bias", i),
-            f"backbone.{i}.shift.mean": Held("conv.running_mean", i),
             f"dense.{i}.linear.weight": Held("linear.weights", i),
             f"dense.{i}.linear.residual.alpha": Held("linear.gamma", i, row),
             f"dense.{i}.shift.bias": Held("linear.bias", i),
@@ -173,9 +204,29 @@ def bronet(
     return Published(network, held)
 
 
-def channels_first(weight: Tensor) -> Tensor:
-    """The published neck flattens (c, h, w), ours (h, w, c); a Cholesky layer cannot tell."""
-    return weight.unflatten(1, (-1, 8)).mT.flatten(1)
+def soc() -> Published:
+    """Return SOC's layer, which estimates the norm of the kernel that it is given."""
+    from models.soc import SOC  # type: ignore[import-not-found]
+
+    layer = SOC(8, 8, 3, bias=False, init_iters=POWER_STEPS).double()
+
+    def measured(weight: Tensor) -> Tensor:
+        layer.weight.data = weight
+        layer.update_sigma()
+        return weight
+
+    return Published(layer, {"weight": Held("weight", form=measured)})
+
+
+class OfLogits(nn.Module):
+    """What a loss returns for a network whose logits are the input."""
+
+    def __init__(self, loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.loss, self.network = loss, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.network, x)
 
 
 def _of_depth_two(module: nn.Module) -> nn.Module:

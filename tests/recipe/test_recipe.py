@@ -24,7 +24,7 @@ from bronet.recipe import (
     recipe_names,
     to_text,
 )
-from bronet.recipe.architecture import HeadKind, parse_rank
+from bronet.recipe.architecture import NAMED, parse_rank
 
 MINIMAL = """
 name: mine
@@ -191,7 +191,7 @@ def test_override_replaces_settings_and_validates_the_result() -> None:
     )
     assert (recipe.optim.lr, recipe.optim.clip_norm, recipe.train.seed) == (2e-3, None, 7)
     assert (recipe.certify.eps, recipe.name, recipe.loss.emma_eps) == (("36/255", "1"), "mine", "1")
-    assert override(recipe, ["model=liresnet"]).model == BRONetArchitecture(backbone="lipreg", dense="cholesky")
+    assert override(recipe, ["model=liresnet"]).model == NAMED["liresnet"]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,7 @@ def test_the_catalogue_holds_every_lipconvnet_of_table_16() -> None:
         for depth in (5, 10, 15, 20):
             for width in (32, 48, 64):
                 recipe = named_recipe(f"{dataset}/lipconvnet-{depth}-{width}")
-                head: HeadKind = "bro" if dataset == "cifar10" else "lln"
-                assert recipe.model == LipConvNetArchitecture(depth=depth, width=width, head=head)
+                assert recipe.model == LipConvNetArchitecture(depth=depth, width=width)
                 assert recipe.loss.offset == pytest.approx(2 * math.sqrt(2))
                 assert recipe.optim.milestones == (100, 150)
                 assert not recipe.loss.emma

@@ -55,7 +55,8 @@ class MixedBatches:
         steps = range(start, stop)
         parts = [(self.real, self._real_plan, "augment", self.data, self.real_share)]
         if self.synthetic is not None:
-            own = replace(self.data, crop_padding=self.data.synthetic_crop_padding, randaugment_probability=0.0)
+            padding, probability = self.data.synthetic_crop_padding, self.data.synthetic_randaugment_probability
+            own = replace(self.data, crop_padding=padding, randaugment_probability=probability)
             parts += [(self.synthetic, self._synthetic_plan, "augment synthetic", own, self.synthetic_share)]
         delivered = [stream.deliver(map(plan, steps)) for stream, plan, *_ in parts]
         for step, *stored in zip(steps, *delivered, strict=True):

@@ -181,17 +181,23 @@ class _ShiftedMaxMin(torch.autograd.Function):
 class Block(nn.Sequential):
     """A linear layer, a shift and an activation, in this order, under the names `linear`, `shift`, `activation`.
 
-    They stay layers of their own for bounds and proofs; fusing changes how the same function is computed.
+    They stay layers of their own for bounds and proofs; fusing changes how the same function is computed. With
+    `branch_only`, training centres what the layer adds to its input, not the input itself.
     """
 
-    def __init__(self, linear: LipschitzLayer, shift: Centring | Bias, activation: LipschitzLayer) -> None:
+    def __init__(
+        self, linear: LipschitzLayer, shift: Centring | Bias, activation: LipschitzLayer, *, branch_only: bool = False
+    ) -> None:
         super().__init__(OrderedDict(linear=linear, shift=shift, activation=activation))
+        self.branch_only = branch_only
         self.fuses = isinstance(activation, MaxMin)
 
     @one_operation
     def forward(self, x: Tensor) -> Tensor:
         linear, shift, activation = self
         y: Tensor = linear(x)
+        if self.branch_only and self.training:
+            return activation(x + shift(y - x))
         if is_traced() or not (self.fuses and y.is_cuda and y.dtype != torch.float64):
             return activation(shift(y))
         assert isinstance(shift, (Centring, Bias))

@@ -1,6 +1,7 @@
 """Layers that move or compare numbers: pixel unshuffle (a stride as channels), flattening, pooling. All 1-Lipschitz."""
 
 from abc import abstractmethod
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -85,13 +86,21 @@ class PixelUnshuffle(OneLipschitz):
 
 
 class Flatten(OneLipschitz):
-    """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b)."""
+    """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b).
+
+    With `by_channel` it is (b, c h w), as torch flattens.
+    """
+
+    def __init__(self, *, by_channel: bool = False) -> None:
+        super().__init__()
+        self.by_channel = by_channel
 
     def forward(self, x: Tensor) -> Tensor:
-        return flatten_pixels(x)
+        return x.flatten(1) if self.by_channel else flatten_pixels(x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return exact(flatten_pixels, (int(torch.Size(shape).numel()),))
+        flattened = partial(torch.flatten, start_dim=1) if self.by_channel else flatten_pixels
+        return exact(flattened, (int(torch.Size(shape).numel()),))
 
 
 class _Pool(OneLipschitz):

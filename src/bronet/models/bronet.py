@@ -1,7 +1,7 @@
 """BRONet (App. B.2, Figure 9), LiResNet (a Lipschitz-regularised backbone), and the backbones of Table 3.
 
 Stem, backbone of constant width, neck, dense layers, normalised head; MaxMin between them. Centring and the bias of
-each layer follow the published networks, not the text (docs/deviations.md).
+each layer follow the published networks, not the text; so does the neck with `published_neck` (docs/deviations.md).
 """
 
 from collections import OrderedDict
@@ -18,6 +18,7 @@ from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import LastLayerNormalized
 from bronet.layers.registry import convolution_named, create_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
+from bronet.layers.rivals.potential import PotentialConv2d
 from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
 from bronet.layers.shift import Bias, Centring, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -50,7 +51,8 @@ class BRONet(CertifiableModel):
             self.regularized.append(self._centred(conv))
         for _ in range(a.depth):
             layer = self._backbone_convolution(size)
-            self.backbone.append(self._centred(layer))
+            has_activation = isinstance(layer, PotentialConv2d)
+            self.backbone.append(layer if has_activation else self._centred(layer))
             if a.keep_padding:
                 size = (size[0] + 2 * layer.padding, size[1] + 2 * layer.padding)
 
@@ -81,7 +83,8 @@ class BRONet(CertifiableModel):
 
     def _centred(self, conv: LipschitzLayer) -> Block:
         shift = Centring if self.architecture.centring else Bias
-        return Block(conv, shift(self.architecture.width), MaxMin())
+        branch_only = isinstance(conv, LipschitzRegularizedConv2d)
+        return Block(conv, shift(self.architecture.width), MaxMin(), branch_only=branch_only)
 
     def _neck(self, size: tuple[int, int]) -> nn.Sequential:
         """Patches to vectors, flattened, then a semi-orthogonal dense layer."""
@@ -95,12 +98,23 @@ class BRONet(CertifiableModel):
         else:
             kind = a.neck
             layers["patches"] = PixelUnshuffle(a.neck_patch)
-            layers["conv"] = _semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
-            layers["conv_bias"] = Bias(a.width)
+            layers["conv"] = self._semi_orthogonal(kind, a.width * a.neck_patch**2, a.width)
+            if not a.published_neck:
+                layers["conv_bias"] = Bias(a.width)
         features = a.width * (size[0] // a.neck_patch) * (size[1] // a.neck_patch)
-        layers["flatten"] = Flatten()
-        layers["dense"] = Block(_semi_orthogonal(kind, features, a.dense_width), Bias(a.dense_width), MaxMin())
+        layers["flatten"] = Flatten(by_channel=a.published_neck)
+        layers["dense"] = Block(self._semi_orthogonal(kind, features, a.dense_width), Bias(a.dense_width), MaxMin())
         return nn.Sequential(layers)
+
+    def _semi_orthogonal(self, kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
+        layer: BROLinear | CholeskyLinear
+        if kind == "cholesky":
+            layer = CholeskyLinear(in_features, out_features)
+        else:
+            layer = BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE)
+        if self.architecture.published_neck:  # the same map, but a step of given size turns larger weights less
+            nn.init.normal_(layer.weight, std=in_features**-0.5)
+        return layer
 
     def _dense_block(self) -> Block:
         a, width = self.architecture, self.architecture.dense_width
@@ -110,12 +124,6 @@ class BRONet(CertifiableModel):
         else:
             linear = BROLinear(width, width, rank=_rank(width, a.rank), residual_depth=a.dense_depth)
         return Block(linear, Bias(width), MaxMin())
-
-
-def _semi_orthogonal(kind: DenseKind, in_features: int, out_features: int) -> LipschitzLayer:
-    if kind == "cholesky":
-        return CholeskyLinear(in_features, out_features)
-    return BROLinear(in_features, out_features, ridge=SEMI_ORTHOGONAL_RIDGE)
 
 
 def _rank(channels: int, ratio: str) -> int:

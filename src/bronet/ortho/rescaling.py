@@ -18,8 +18,6 @@ from torch import Tensor
 
 from bronet.ortho.spd import unit_scaled
 
-# The published layer scales the least norm of the four reshapings: to 0.7, or to 1 for a kernel of one tap.
-_RESHAPED_NORM, _ONE_TAP_NORM = 0.7, 1.0
 # Squarings of the Gram matrix: the bound is then loose by at most rank^(1/128), six percent for 1536 rows.
 _GRAM_STEPS = 6
 
@@ -60,19 +58,14 @@ def rescaled(kernel: Float[Tensor, "c_out c_in k k"], q: Float[Tensor, " c_in"])
 
 
 def skew_kernel(M: Float[Tensor, "c c k k"]) -> Float[Tensor, "c c k k"]:
-    """Return M minus its transpose, scaled to a fantastic-four bound of `largest_skew_norm(k)`; k must be odd.
+    """Return M minus its transpose, scaled to a fantastic-four bound of k, the kernel's size, which must be odd.
 
-    Guaranteed: skew to the last bit, zero where M is symmetric. The norm is at most that bound up to rounding.
+    Guaranteed: skew to the last bit, zero where M is symmetric. The norm is at most k up to rounding.
     """
     M = unit_scaled(M)
     skew = M - M.transpose(0, 1).flip(-2, -1)
-    size = fantastic_four(skew) / largest_skew_norm(M.shape[-1])
+    size = fantastic_four(skew) / M.shape[-1]
     return skew / torch.where(size > torch.finfo(M.dtype).tiny, size, 1.0)  # zero stays zero, gradients finite
-
-
-def largest_skew_norm(kernel_size: int) -> float:
-    """Return the bound on the norm that SOC scales its skew kernels to: 0.7 k, 2.1 for three by three taps."""
-    return _ONE_TAP_NORM if kernel_size == 1 else _RESHAPED_NORM * kernel_size
 
 
 def fantastic_four(kernel: Float[Tensor, "m n kh kw"]) -> Float[Tensor, ""]:

@@ -68,7 +68,8 @@ class BRONetArchitecture:
     `backbone` names the convolution (docs/rivals.md). `rank` is n/m of a BRO backbone and of BRO dense layers, as a
     fraction in text ("1/4"). `padding_mode` is the backbone's, by default zeros where its convolution allows them. With
     `keep_padding` a BRO backbone does not remove the padding. `regularized_depth` counts the Lipschitz-regularised
-    convolutions before the backbone (six on ImageNet).
+    convolutions before the backbone (six on ImageNet). With `published_neck` the neck is that of the published code: no
+    bias between its layers, which start from weights 6 and 23 times as large, and flatten (c, h, w).
     """
 
     family: Literal["bronet"] = "bronet"
@@ -81,6 +82,7 @@ class BRONetArchitecture:
     dense: DenseKind = "bro"
     neck: NeckKind = "cholesky"
     neck_patch: Pixels = 4
+    published_neck: bool = False
     stem_kernel: Pixels = 5
     stem_stride: Pixels = 2
     stem_padding: Padding = 2
@@ -229,10 +231,12 @@ def _require_word(name: str, value: str) -> None:
 LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS = (5, 10, 15, 20), (32, 48, 64)
 NAMED: dict[str, Architecture] = {
     # CIFAR (Table 1, App. B.3)
-    "bronet-m": BRONetArchitecture(rank="1/4", dense="bro"),
-    "bronet-l": BRONetArchitecture(rank="1/2", dense="cholesky"),
+    "bronet-m": BRONetArchitecture(rank="1/4", dense="bro", published_neck=True),
+    "bronet-l": BRONetArchitecture(rank="1/2", dense="cholesky", published_neck=True),
     # Tiny-ImageNet (Table 9): BRO in neck and dense layers too
-    "bronet-tiny": BRONetArchitecture(depth=6, dense_depth=4, rank="1/8", dense="bro", neck="bro"),
+    "bronet-tiny": replace(
+        BRONetArchitecture(depth=6, dense_depth=4, rank="1/8", dense="bro", neck="bro"), published_neck=True
+    ),
     # ImageNet (Table 1): 14 x 14 patches, six Lipschitz-regularised layers, kept padding, l2 pooling
     "bronet-imagenet": replace(
         BRONetArchitecture(width=588, depth=8, rank="1/2", dense="cholesky", neck="l2pool", neck_patch=8),
@@ -241,9 +245,10 @@ NAMED: dict[str, Architecture] = {
         stem_padding=0,
         regularized_depth=6,
         keep_padding=True,
+        published_neck=True,
     ),
     # LiResNet, the baseline of Tables 1 to 3
-    "liresnet": BRONetArchitecture(backbone="lipreg", dense="cholesky"),
+    "liresnet": BRONetArchitecture(backbone="lipreg", dense="cholesky", published_neck=True),
     # BRONet-M at a quarter of its width, with half of its dense layers: two million parameters, not the paper's
     "bronet-s": BRONetArchitecture(width=128, dense_depth=4, dense_width=512),
     # Small models for CPUs

@@ -10,7 +10,14 @@ from dataclasses import replace
 from functools import cache, partial
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS, NAMED, Architecture, LipConvNetArchitecture
+from bronet.recipe.architecture import (
+    LIPCONVNET_DEPTHS,
+    LIPCONVNET_WIDTHS,
+    NAMED,
+    Architecture,
+    BRONetArchitecture,
+    LipConvNetArchitecture,
+)
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 from bronet.records import nearest
 
@@ -94,23 +101,25 @@ def _edm(dataset: str) -> Recipe:
 
 
 def _edm2() -> Recipe:
-    """Table 2: 512 real and 512 generated images in a batch."""
+    """Table 2: 512 real and 512 generated images in a batch, with RandAugment on both, as in the published code."""
     recipe = _imagenet()
     data = replace(recipe.data, synthetic="edm2-imagenet-2m", synthetic_batch=512, synthetic_crop_padding=0)
+    data = replace(data, synthetic_randaugment_probability=1.0)
     return replace(recipe, name=f"{recipe.name}-edm2", data=data)
 
 
 def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
     """Tables 4, 15 and 16 (App. B.8 and D): SGD, LA without EMMA; drops at 100 and 150 as in the published code.
 
-    The text has them at 50 and 150, and does not scale the loss. The head on CIFAR-10 is the published default there.
+    The text has them at 50 and 150, and does not scale the loss. The head is LLN, as in the text; the published default
+    on CIFAR-10, an orthogonal layer, is `model.head: bro`.
     """
     model = LipConvNetArchitecture(depth=depth, width=width, backbone="bro")
     sgd = OptimRecipe(name="sgd", lr=0.1, weight_decay=3e-4, clip_norm=None, lookahead_steps=0)
     return Recipe(
         name=f"{dataset}/lipconvnet-{depth}-{width}",
         data=DataRecipe(name=dataset, crop_padding=CROP_PADDING[dataset], flip=True),
-        model=replace(model, head="bro") if dataset == "cifar10" else model,
+        model=model,
         loss=LossRecipe(name="la", offset=2 * math.sqrt(2), scale=0.25),
         optim=replace(sgd, schedule="milestones", milestones=(100, 150)),
         train=TrainRecipe(epochs=200, batch_size=512),
@@ -134,11 +143,16 @@ def _small_lipnext() -> Recipe:
 
 
 def _fast(name: str) -> Recipe:
-    """The short schedule, found on held-out images with a BRONet of half the width (docs/speedrun.md)."""
+    """The short schedule, found on held-out images with a BRONet of half the width (docs/speedrun.md).
+
+    Our own neck starts from smaller weights than the published one, which a short training needs.
+    """
     recipe = named_recipe(name)
+    assert isinstance(recipe.model, BRONetArchitecture)
     loss = replace(recipe.loss, teacher=0.5, teacher_epochs=5)
     data = replace(recipe.data, border="edge", randaugment_ops="photometric")
-    return _shortened(replace(recipe, data=data, loss=loss), epochs=160, budget="83/255")
+    model = replace(recipe.model, published_neck=False)
+    return _shortened(replace(recipe, data=data, loss=loss, model=model), epochs=160, budget="83/255")
 
 
 def _small_fast() -> Recipe:

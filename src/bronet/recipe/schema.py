@@ -105,7 +105,7 @@ class DataRecipe:
     every image must have that size. Outside an image, crops and RandAugment show the `border`, which is black in the
     paper. RandAugment draws from `randaugment_ops`: all, as in the paper, or only those that change colours. Every
     batch contains `synthetic_batch` of the generated images `synthetic`; they are cropped with their own padding,
-    flipped if `flip` is set, and never RandAugmented.
+    flipped if `flip` is set, and RandAugmented with their own probability.
     """
 
     name: str
@@ -119,6 +119,7 @@ class DataRecipe:
     synthetic: str = ""
     synthetic_batch: Images = 0
     synthetic_crop_padding: Padding = 2
+    synthetic_randaugment_probability: UnitInterval = 0.0
     channels: int = 0
     height: int = 0
     width: int = 0
