@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bronet.pretrained import create_model as create_model
     from bronet.pretrained import list_models as list_models
     from bronet.pretrained import load_pretrained as load_pretrained
+    from bronet.pretrained import push_to_hub as push_to_hub
     from bronet.pretrained import save_pretrained as save_pretrained
     from bronet.run.folder import open_run as open_run
     from bronet.run.own import save_run as save_run
@@ -47,7 +48,7 @@ _NAMES = {
         *("LipschitzRegularizedConv2d", "MaxMin", "frozen"),
     ],
     "models": ["build_model"],
-    "pretrained": ["create_model", "list_models", "load_pretrained", "save_pretrained"],
+    "pretrained": ["create_model", "list_models", "load_pretrained", "push_to_hub", "save_pretrained"],
     "run.folder": ["open_run"],
     "run.own": ["save_run"],
     "training.own": ["train"],

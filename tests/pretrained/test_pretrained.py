@@ -1,7 +1,10 @@
 """Pretrained networks: what is loaded is what was saved, and a folder that lies is refused in one line."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ import bronet
 from bronet import BronetError
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
+from bronet.models.lipconvnet import LipConvNet
 from bronet.pretrained import find_network, load_pretrained, pretrained_names, save_pretrained, unpack
 from bronet.pretrained.places import (
     HOME_VARIABLE,
@@ -37,6 +41,7 @@ from served_files import serving_files
 from tiny_run import train_tiny_run
 
 DIGITS = "bronet-digits/digits"
+ROOT = Path(__file__).parents[2]
 MEGABYTES = 6
 ROOT = Path(__file__).parents[2]
 
@@ -312,3 +317,54 @@ def test_the_published_rows_of_the_digits_come_out_again(tmp_path: Path) -> None
     for row, published in zip(again, rows, strict=False):
         assert (row.index, row.prediction) == (published.index, published.prediction)
         assert row.radius == pytest.approx(published.radius, rel=1e-9, abs=1e-12)
+
+
+def test_a_model_is_saved_and_read_again(tmp_path: Path) -> None:
+    model = bronet.create_model("bronet-digits", in_shape=(1, 8, 8), num_classes=3)
+    model.save_pretrained(tmp_path / "mine")
+    again = type(model).from_pretrained(tmp_path / "mine")
+    images = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(again(images), model.eval()(images), rtol=0, atol=0.05)
+    bronet.save_pretrained(again, tmp_path / "twice")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("mine", "twice")]
+    assert weights[0] == weights[1]
+    assert again.spec == model.spec
+    with pytest.raises(BronetError, match="must be a LipConvNet, got a BRONet"):
+        LipConvNet.from_pretrained(tmp_path / "mine")
+
+
+def test_networks_of_others_are_no_pretrained_networks(tmp_path: Path) -> None:
+    with pytest.raises(BronetError, match="save_run"):
+        bronet.save_pretrained(torch.nn.Linear(2, 2), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_the_hub_is_asked_only_for_what_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for ask in (
+        lambda: bronet.load_pretrained("hf:owner/name"),
+        lambda: bronet.push_to_hub(bronet.load_pretrained("bronet-digits/digits"), "owner/name"),
+    ):
+        with pytest.raises(BronetError, match="bronet\\[hub\\]"):
+            ask()
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line() -> None:
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    code = (
+        "import bronet\n"
+        "for ask in (bronet.load_pretrained, lambda name: bronet.push_to_hub(bronet.load_pretrained("
+        "'bronet-digits/digits'), 'owner/name')):\n"
+        "    try:\n        ask('hf:owner/name')\n    except bronet.BronetError as error:\n        print(error)\n"
+    )
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "none", "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert [line[:16] for line in done.stdout.splitlines()] == ["the Hugging Face"] * 2
+
+
+def test_torch_hub_finds_the_networks_of_a_checkout() -> None:
+    model = torch.hub.load(str(ROOT), "load_pretrained", "bronet-digits/digits", source="local")
+    expected = bronet.load_pretrained("bronet-digits/digits")
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(model(images), expected(images))
+    assert "bronet-m" in torch.hub.load(str(ROOT), "list_models", source="local")

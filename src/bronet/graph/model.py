@@ -1,8 +1,10 @@
 """Networks for training and certificates: an ordinary forward that ends with a head, and a row of layers as one."""
 
 import functools
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -70,10 +72,33 @@ class CertifiableModel(nn.Module):
         """Return the Lipschitz constants of f_t - f_j as training sees them; differentiable, no bound."""
         return self.lipschitz_estimate() * self.head.gaps()
 
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the network as a folder with config.json and model.safetensors; see `bronet.save_pretrained`."""
+        path: Path = _pretrained().save_pretrained(self, folder)
+        return path
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
+        """Upload the network to the Hugging Face hub; see `bronet.push_to_hub`."""
+        address: str = _pretrained().push_to_hub(self, repo_id, private=private)
+        return address
+
+    @classmethod
+    def from_pretrained(cls, what: Path | str) -> "CertifiableModel":
+        """Return the network of a name, a folder or "hf:owner/name"; see `bronet.load_pretrained`."""
+        model: CertifiableModel = _pretrained().load_pretrained(what)
+        if not isinstance(model, cls):
+            raise BronetError(f"{what} must be a {cls.__name__}, got a {type(model).__name__}")
+        return model
+
     def update_estimates(self, steps: int) -> None:
         """Take power-iteration steps in every layer that is only Lipschitz-regularised."""
         for unit in dict.fromkeys(units_of(self)):
             unit.update_estimate(steps)
+
+
+def _pretrained() -> Any:
+    """Return the room of pretrained networks, of which this one knows nothing until it is asked."""
+    return importlib.import_module("bronet.pretrained")
 
 
 def recordable(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ named by its path. Reading such a folder never runs code.
 from bronet.pretrained.create import create_model, list_models
 from bronet.pretrained.network import TrainedNetwork, find_network, load_pretrained
 from bronet.pretrained.places import pretrained_names
-from bronet.pretrained.saving import save_pretrained, unpack
+from bronet.pretrained.saving import push_to_hub, save_pretrained, unpack
 
 __all__ = [
     "TrainedNetwork",
@@ -16,6 +16,7 @@ __all__ = [
     "list_models",
     "load_pretrained",
     "pretrained_names",
+    "push_to_hub",
     "save_pretrained",
     "unpack",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from bronet.data.archive import check_digest, download_file
 from bronet.errors import BronetError
@@ -20,6 +21,7 @@ from bronet.records import Place, read_record
 HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
+HUB = "hf:"
 SOURCES = "src"
 """Name of the folder above the package in a checkout."""
 
@@ -100,8 +102,32 @@ def pretrained_names() -> tuple[str, ...]:
     return tuple(sorted({*packaged_names(), *(network.name for network in published_networks())}))
 
 
+def hugging_face() -> Any:
+    """Return the package huggingface_hub, or raise where it is not installed."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise BronetError("the Hugging Face hub needs huggingface_hub; pip install 'bronet[hub]'") from None
+    return huggingface_hub
+
+
+def hub_error(repo_id: str, error: Exception) -> BronetError:
+    """Return what the hub answered, in one line."""
+    reason = " ".join(str(error).split())[:200]
+    return BronetError(f"the Hugging Face hub must be reached for {repo_id}, but: {type(error).__name__}: {reason}")
+
+
 def named_folder(name: str) -> Path:
-    """Return the folder of a named network, downloaded if need be; raise with the places where it was sought."""
+    """Return the folder of a named network, downloaded if need be; raise with the places where it was sought.
+
+    "hf:owner/name" is one on the Hugging Face hub.
+    """
+    if name.startswith(HUB):
+        hub, repo_id = hugging_face(), name.removeprefix(HUB)
+        try:
+            return Path(hub.snapshot_download(repo_id, allow_patterns=[CONFIG, "model.safetensors"]))
+        except Exception as error:
+            raise hub_error(repo_id, error) from None
     if name in packaged_names():
         return package_home() / name
     homes = _homes()

@@ -9,43 +9,92 @@ A record is published without what belongs to one machine only: an absolute path
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object, replace_bytes, replace_text
+from bronet.graph.faithful import unwrapped
+from bronet.models import Network
 from bronet.pretrained.network import WEIGHTS, PretrainedConfig, TrainedNetwork, check_weights, class_names, config_text
-from bronet.pretrained.places import CONFIG
-from bronet.recipe.schema import Recipe
+from bronet.pretrained.places import CONFIG, hub_error, hugging_face
+from bronet.recipe import named_recipe
+from bronet.recipe.architecture import OwnArchitecture
+from bronet.recipe.schema import DATASETS, DataRecipe, Recipe
 from bronet.recipe.text import differing_keys
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_model, save_weights
 
 ABSOLUTE = re.compile(r"(?<![\w.:/\\-])(?:/[^\s'\"=,;]+|[A-Za-z]:\\[^\s'\"=,;]+)")
+UNKNOWN_TRAINING: Json = {"trained": "elsewhere; of the recipe only data and model are of this network"}
 
 
-def save_pretrained(run: RunFolder | Path | str, folder: Path | str) -> Path:
-    """Write the network of a run as model.safetensors (rounded to bf16) and config.json, and return the folder.
+def save_pretrained(network: nn.Module | RunFolder | Path | str, folder: Path | str) -> Path:
+    """Write a network, or that of a run, as model.safetensors (rounded to bf16) and config.json; return the folder.
 
-    A folder with a run in it is refused. The configuration is written last, and names the weights by their hash.
+    A model must be one of the package's; of your own, `bronet.save_run` writes a run. A folder with a run in it is
+    refused. The configuration is written last, and names the weights by their hash.
     """
-    run, folder = open_run(run), Path(folder)
+    folder = Path(folder)
     if RunFolder(folder).recipe_file.exists():
         raise BronetError(f"a pretrained network needs a folder of its own, got the run {folder}; choose another")
-    save_rounded(folder / WEIGHTS, load_model(run), recipe=run.recipe)
-    spec = run.recipe.data.spec()
+    model: nn.Module
+    if isinstance(network, nn.Module):
+        model = packaged = _of_the_package(network)
+        recipe, record, names = recipe_of(packaged), UNKNOWN_TRAINING, packaged.classes
+    else:
+        run = open_run(network)
+        model, recipe, record, names = load_model(run), run.recipe, published_record(run.record), run.classes()
+    if isinstance(recipe.model, OwnArchitecture):
+        raise BronetError(f"a pretrained network must be one of the package's, got your own {recipe.model.name}")
+    save_rounded(folder / WEIGHTS, model, recipe=recipe)
+    spec = recipe.data.spec()
     config = PretrainedConfig(
-        recipe=run.recipe,
+        recipe=recipe,
         dataset=spec,
-        classes=class_names(spec),
+        classes=names or class_names(spec),
         weights_sha256=file_hash(folder / WEIGHTS),
-        record=published_record(run.record),
+        record=record,
     )
     replace_text(folder / CONFIG, config_text(config))
     return folder
+
+
+def _of_the_package(model: nn.Module) -> Network:
+    model = unwrapped(model)
+    if not isinstance(model, Network):
+        advice = "of a network of your own, bronet.save_run writes a run"
+        raise BronetError(f"a pretrained network must be one of the package's, got a {type(model).__name__}; {advice}")
+    return model
+
+
+def recipe_of(model: Network) -> Recipe:
+    """Return a recipe for a network of the package, of whose training nothing is known."""
+    spec = model.spec
+    sides = (spec.channels, spec.height, spec.width, spec.classes) if spec.name not in DATASETS else (0, 0, 0, 0)
+    channels, height, width, classes = sides
+    data = DataRecipe(name=spec.name, channels=channels, height=height, width=width, classes=classes)
+    return replace(named_recipe("digits/quickstart"), name=type(model).__name__, data=data, model=model.architecture)
+
+
+def push_to_hub(network: nn.Module | RunFolder | Path | str, repo_id: str, *, private: bool = False) -> str:
+    """Upload what `save_pretrained` writes to the Hugging Face hub, and return its address; needs bronet[hub].
+
+    `load_pretrained("hf:owner/name")` reads it again.
+    """
+    hub = hugging_face()
+    with TemporaryDirectory() as folder:
+        save_pretrained(network, folder)
+        try:
+            hub.create_repo(repo_id, private=private, exist_ok=True)
+            return str(hub.upload_folder(repo_id=repo_id, folder_path=folder))
+        except Exception as error:
+            raise hub_error(repo_id, error) from None
 
 
 def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
