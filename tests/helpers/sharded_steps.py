@@ -14,8 +14,8 @@ from bronet.cli.exit_status import exit_at_once
 from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
-from bronet.training.diagnosis import find_bad_layer
 from bronet.training.distributed import Processes, gathered, is_sharded, joined_processes, part_of, shard
+from bronet.training.learner import find_bad_layer
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainingForward, TrainStep
 

@@ -13,9 +13,8 @@ from bronet.models import CertifiableModel, build_model
 from bronet.recipe import BRONetArchitecture, dataset_spec, named_recipe, parse_budget
 from bronet.run.folder import create_run
 from bronet.training.average import POWER_STEPS, Snapshot, WeightAverage
-from bronet.training.diagnosis import find_bad_layer
 from bronet.training.distributed import Processes
-from bronet.training.learner import Training
+from bronet.training.learner import Training, find_bad_layer
 from bronet.training.run import RunOptions, open_training, train
 from bronet.training.statistics import validate
 from tiny_run import build, digits, header_of, rewrite, tiny_recipe

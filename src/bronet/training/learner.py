@@ -1,26 +1,30 @@
 """A recipe's network while it learns: what a step, a check and the end of an epoch do, from the first step to the last.
 
-The loop itself is in `bronet.training.loop`.
+The loop itself is in `bronet.training.loop`. Whether all is finite is checked only now and then, because each check
+waits for the device. The weights are spoiled by then, so a copy of those at the last check is kept: the layer that is
+named is where the bad batch breaks with them.
 """
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.errors import BronetError
+from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
 from bronet.recipe.schema import Recipe, parse_budget
 from bronet.run.folder import RunFolder, remove_leftovers
 from bronet.training.average import Snapshot, WeightAverage
 from bronet.training.checkpoint import Checkpoints, save_model
-from bronet.training.diagnosis import find_bad_layer
-from bronet.training.distributed import Processes, Stored, forward_over_all
+from bronet.training.distributed import Processes, Stored, forward_over_all, is_sharded, part_of
 from bronet.training.loop import Learner, stop_requests, training_loop
 from bronet.training.optimizers import learning_rate
 from bronet.training.statistics import Display, Stopwatch, Tally, validate
@@ -210,3 +214,40 @@ class Training(Learner):
                     self.tracker.add_scalar(key, value, epoch)
             self.tracker.add_histogram("margin", found.margin.float(), epoch)
             self.tracker.add_images("images", self.batch.pixels[:PICTURES], epoch)
+
+
+def find_bad_layer(model: CertifiableModel, loss: Callable[[], Tensor], processes: Processes | None = None) -> str:
+    """Return in words where `loss` breaks with the model's present weights: forward, backward, or not yet.
+
+    All processes of a run must call it: those of a sharded model can only go forward and backward together.
+    """
+    processes = processes or Processes()
+    model.zero_grad(set_to_none=True)
+    seen: list[str] = []
+
+    def check_finite(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+        if not bool(output.isfinite().all()):
+            seen.append(name)
+
+    with ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            if isinstance(layer, LipschitzLayer):
+                hooks.callback(layer.register_forward_hook(partial(check_finite, name)).remove)
+        value = loss()
+    broken_here = bool(seen) or not bool(value.isfinite())
+    if processes.any(broken_here):
+        if not broken_here:
+            return "in the forward pass of another process"
+        return f"first in the output of layer {seen[0]}" if seen else "first in the loss itself"
+    value.backward()  # type: ignore[no-untyped-call]
+    norms = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            norm = part_of(parameter.grad).norm()
+            norms[name] = float(processes.sum(norm.square()).sqrt() if is_sharded(parameter.grad) else norm)
+    model.zero_grad(set_to_none=True)
+    broken = [name for name, norm in norms.items() if not norm < float("inf")]
+    if broken:
+        return f"first in the gradient of {broken[-1]}"
+    largest = max(norms, key=lambda name: norms[name])
+    return f"suddenly; the largest gradient before was that of {largest}"
