@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet import BROLinear, BronetError, Chain, check, prove
+from bronet.attack.auto import autoattack
 from bronet.attack.pgd import l2_pgd
 from bronet.graph import CertifiableModel
 from bronet.layers import BROConv2d, Flatten, LastLayerNormalized, MaxMin, Normalization
-from jacobian import singular_values
+from jacobian import largest_stretch, singular_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Shape = tuple[int, ...]
@@ -141,6 +142,34 @@ def test_nothing_is_found_inside_a_radius_of_an_ordinary_model(name: str) -> Non
     if len(shape) == 3:
         found = l2_pgd(network.logits, x, proved.prediction, eps=proved.radius * (1 - 1e-9), steps=20)
         assert not found.success.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_no_search_over_a_thousand_images_finds_more_than_the_bound(name: str) -> None:
+    model, shape = drawn(name)
+    network = prove(model, shape)
+    assert largest_stretch(network.logits, images(shape, 1000)) <= network.constants[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "branches"])
+def test_autoattack_breaks_no_certificate_of_a_network_with_branches(name: str) -> None:
+    pytest.importorskip("pyautoattack")
+    model, shape = drawn(name)
+    network, x = prove(model, shape), images(shape, 4).float().double()
+    proved = network.certify(x)
+
+    def attacked(eps: float) -> Tensor:
+        logits = lambda x: network.logits(x.double()).float()  # noqa: E731
+        return autoattack(logits, x, proved.prediction, classes=3, norm="l2", eps=eps, seed=0).double()
+
+    found = attacked(float(proved.radius.median()))
+    moved = (found - x).flatten(1).norm(dim=1)
+    assert ((network.logits(found).argmax(1) == proved.prediction) | (moved >= proved.radius)).all()
+    assert (network.logits(attacked(30.0)).argmax(1) != proved.prediction).any(), (
+        "an attack that never succeeds is none"
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,3 +18,11 @@ def jacobian(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Te
 def singular_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
     """Return the singular values of the Jacobian, as many as there are inputs or outputs, whichever is less."""
     return torch.linalg.svdvals(jacobian(function, shape))
+
+
+def largest_stretch(function: Callable[[Tensor], Tensor], images: Tensor) -> float:
+    """Return the largest singular value of the Jacobians of logits at these images, whose rows are gradients."""
+    x = images.clone().requires_grad_()
+    logits = function(x)
+    rows = [torch.autograd.grad(logit.sum(), x, retain_graph=True)[0].flatten(1) for logit in logits.unbind(1)]
+    return float(torch.linalg.matrix_norm(torch.stack(rows, 1), 2).max())
