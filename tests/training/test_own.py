@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import bronet
 from bronet.certificates.run import certify_run
+from bronet.cli import app
 from bronet.data import load_dataset
 from bronet.errors import BronetError
 from bronet.run.folder import RunFolder, open_run
@@ -103,6 +105,12 @@ def test_estimates_agree_with_those_of_the_librarys_networks() -> None:
 def test_a_state_is_that_of_the_network() -> None:
     model = Branching()
     assert Followed(model, SHAPE, classes=10).state_dict().keys() == model.state_dict().keys()
+
+
+def test_the_command_says_where_such_a_run_goes_on(trained: tuple[Branching, RunFolder]) -> None:
+    result = CliRunner().invoke(app, ["train", "--resume", str(trained[1].path)])
+    assert result.exit_code == 2
+    assert "trained in Python: bronet.train(model" in result.stderr
 
 
 @pytest.mark.parametrize(

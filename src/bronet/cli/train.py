@@ -107,6 +107,7 @@ def train(
     began = time.perf_counter()
     from bronet.cli.console import open_console, say
     from bronet.data import provide_images
+    from bronet.recipe.architecture import OwnArchitecture
     from bronet.training import RunOptions
     from bronet.training import train as train_recipe
 
@@ -115,6 +116,10 @@ def train(
         raise BronetError(f"--resume and {other} exclude each other; give one of them")
     changes = [*(settings or []), *([f"train.seed={seed}"] if seed is not None else [])]
     plan, folder = _recipe_and_folder(recipe, changes, out, resume=resume)
+    if isinstance(plan.model, OwnArchitecture):
+        raise BronetError(
+            f"a network of your own is trained in Python: bronet.train(model, ..., folder={str(folder)!r})"
+        )
     if certify:  # images that are missing are better missed now than after the last epoch
         provide_images(plan.data, "test", data_dir=data_dir, download=download)
     place, console = options.usable_device(device), open_console()
