@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bronet.bench.comparison import ComparedRow
+from bronet.records import read_rows
 from lab.bench.published import published_times
 
 ROOT = Path(__file__).parents[2]
 PATH = re.compile(r"`((?:src|lab|tests|docs|results|examples)/[\w./-]+?)(?:::(\w+)(?:\[[^`]*\])?)?`")
+TORCHLIP = "torchlip spectral"
 TIMES = ("train_seconds", "inference_seconds")
 TEST = re.compile(r"`(test_\w+)(?:\[[^`]*\])?`")
 
@@ -54,6 +57,28 @@ def test_the_speed_page_shows_the_published_times_and_how_much_faster_ours_are()
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {recipe}, {kind}, "))
         mine = ours[f"{recipe}, {kind}"]
         assert line.split(" | ")[1:4] == [f"{theirs:g} ms", f"{mine:.2f} ms", f"{theirs / mine:.1f}"]
+
+
+def processor_ms(name: str) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of processor time by work and contender."""
+    times: dict[str, dict[str, float]] = {}
+    for row in read_rows(ComparedRow, ROOT / "lab" / "results" / "bench" / name, advice=""):
+        times.setdefault(row.work, {})[row.contender] = row.processor_ms
+    return times
+
+
+def test_the_speed_page_sets_a_cpu_beside_others_as_the_committed_rows_do() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    before, now = processor_ms("cpu-compared-before.csv"), processor_ms("cpu-compared.csv")
+    published = processor_ms("cpu-published.csv")
+    assert len(now) > 10
+    for work, times in now.items():
+        others = [before.get(work, {}), times, published.get(work, {})]
+        names = ["plain", "plain", "published"]
+        ratios = [row[name] / row["bronet"] if row else None for row, name in zip(others, names, strict=True)]
+        ratios += [times[name] / times["bronet"] if name in times else None for name in ("orthogonium AOC", TORCHLIP)]
+        cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        assert f"| {work} | {times['bronet']:.1f} ms | {' | '.join(cells)} |" in page
 
 
 def test_the_rivals_page_shows_the_committed_comparison() -> None:
