@@ -1,14 +1,17 @@
 """What is committed under lab/results is evidence: whole, sealed, and without paths of a machine."""
 
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from bronet.recipe import from_text
 from bronet.recipe.architecture import BRONetArchitecture
+from bronet.records import read_rows
 from bronet.run.attack_rows import read_attack_rows
 from bronet.run.certificate import file_hash, read_certificate, read_certificate_rows
+from lab.bench.lipnext import CONTESTS, ContestRow
 from lab.packed import FILE, unpacked
 from lab.tables.tuning import FILE as TUNING
 from lab.tables.tuning import read_tuning
@@ -56,3 +59,16 @@ def test_the_recipe_of_a_tuning_run_is_that_of_its_line(run: str) -> None:
     assert row.network == f"bronet, width {recipe.model.width}, depth {recipe.model.depth}"
     assert (row.images_held_out, row.epochs) == (recipe.data.held_out, recipe.train.epochs)
     assert row.changed == ""
+
+
+@pytest.mark.parametrize("data", CONTESTS)
+def test_the_page_of_lipnext_prints_the_means_of_its_rows(data: str) -> None:
+    page = (RESULTS.parents[1] / "docs" / "lipnext.md").read_text(encoding="utf-8")
+    rows = read_rows(ContestRow, RESULTS / "bench" / "lipnext" / f"{data}.csv", advice="restore it")
+    assert {row.network for row in rows} == set(CONTESTS[data].networks)
+    for network in CONTESTS[data].networks:
+        own = [row for row in rows if row.network == network]
+        means = (100 * statistics.mean(shares) for shares in zip(*(row.shares for row in own), strict=True))
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {network} | {own[0].parameters:,} |"))
+        assert f"| {' / '.join(f'{mean:.1f}' for mean in means)} |" in line
+        assert line.endswith(f"| {', '.join(str(row.seed) for row in own)} |")
