@@ -32,7 +32,7 @@ def attack(
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
 ) -> None:
-    """Try to break a network, and compare with its certificate.
+    """Try to break a network; compare with its certificate.
 
     Example:  bronet attack runs/quickstart --norm l2 --eps 36/255 --attack pgd
 

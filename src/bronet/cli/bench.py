@@ -26,7 +26,7 @@ def bench(
     out: Annotated[Path | None, options.out_option("A CSV file for the rows of the table.", file=True)] = None,
     device: options.DeviceOption = "auto",
 ) -> None:
-    """Time this library beside plain torch, or a RECIPE's network.
+    """Time this library beside plain torch, or one network.
 
     Example:  bronet bench --only "LipConvNet-5-32, evaluation"
 

@@ -186,7 +186,7 @@ def verify(
 
 
 def check(run: options.RunArgument, model: options.ModelOption = None) -> None:
-    """Tell the Lipschitz bound of every layer of a trained network. The largest is set in bold.
+    """Tell the Lipschitz bound of every layer of a network. The largest is set in bold.
 
     Example:  bronet check runs/quickstart
 

@@ -150,7 +150,7 @@ def unpack(
 def info(
     run: options.OptionalRunArgument = None, model: options.ModelOption = None, data_dir: options.DataDirOption = None
 ) -> None:
-    """Tell versions, devices and data; of a RUN, what it holds.
+    """Tell versions, devices, data; of a RUN, what it holds.
 
     Example:  bronet info runs/quickstart
 

@@ -67,7 +67,7 @@ def serve(
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
 ) -> None:
-    """Open a page that shows the proof of an image, and attacks it.
+    """Open a page that proves an image and attacks it.
 
     Example:  bronet serve runs/quickstart
 

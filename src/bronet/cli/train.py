@@ -29,7 +29,7 @@ def quickstart(
     out: Annotated[Path, options.out_option("Run folder; an earlier quick start in it is replaced.")] = QUICKSTART,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
 ) -> None:
-    """Train, certify and report a small network in two minutes.
+    """Train, certify and report a small network.
 
     Example:  bronet quickstart
 
