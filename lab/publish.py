@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes, replace_text, require_writable
+from bronet.files import Json, replace_bytes, replace_text, require_writable, sealed
 from bronet.pretrained.network import WEIGHTS, read_config
 from bronet.pretrained.places import (
     CONFIG,
@@ -78,7 +78,7 @@ def publish(
         raise BronetError(f"{run.path} must be certified on its test split; run: bronet certify {run.path}")
     contents |= _attacks(run, results)
     contents[target.recipe_file] = run.recipe_file.read_bytes()
-    contents[target.record] = _json(published_record(run.record))
+    contents[target.record] = _json(sealed(published_record(run.read_record())))
     if run.log.exists():
         contents[target.log] = run.log.read_bytes()
     home = package = package or package_home()
@@ -100,7 +100,7 @@ def publish(
         replace_text(folder / CARD, card)
         if home == package:
             return [results, folder]
-        command = published_record(run.record).get("command", "bronet train")
+        command = published_record(run.read_record()).get("command", "bronet train")
         inside = results.resolve().is_relative_to(home.resolve().parent)
         place = results.resolve().relative_to(home.resolve().parent).as_posix() if inside else results.name
         manifest = package / MANIFEST
@@ -164,7 +164,7 @@ def round_run(run: RunFolder | Path | str, out: Path | str) -> RunFolder:
         raise BronetError(f"--out must be another folder than the run's, got {out}")
     recipe = run.recipe
     model = load_model(run)
-    record = {**read_object(run.record), "weights": REMARK} if run.record.exists() else None
+    record = {**run.read_record(), "weights": REMARK} if run.record.exists() else None
     result = create_run(out, recipe)
     try:
         if run.log.exists():

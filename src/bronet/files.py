@@ -9,6 +9,7 @@ long numbers, and gives text that no file can hold.
 """
 
 import errno
+import hashlib
 import json
 import os
 import reprlib
@@ -22,6 +23,7 @@ from bronet.errors import BronetError
 
 Json = dict[str, object]
 
+SEAL = "seal_sha256"
 TEMPORARY_SUFFIX = ".tmp"
 MAKE_AGAIN = "make it again or remove it"
 MAX_DIGITS = 300
@@ -98,6 +100,13 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def sealed(facts: Json) -> Json:
+    """Return the facts with a hash over all of them, which tells that none was edited afterwards."""
+    rest = {key: value for key, value in facts.items() if key != SEAL}
+    text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
+    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def append_line(path: Path, line: str) -> None:

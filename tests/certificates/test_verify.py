@@ -15,9 +15,10 @@ from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus
+from bronet.files import sealed
 from bronet.records import write_rows
 from bronet.report.evidence import read_evidence
-from bronet.run.certificate import Row, file_hash, read_certificate_rows, sealed
+from bronet.run.certificate import Row, file_hash, read_certificate_rows
 from tiny_run import train_tiny_run
 
 IMAGES = 60

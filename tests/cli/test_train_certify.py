@@ -13,8 +13,8 @@ from bronet.cli.exit_status import ExitStatus
 from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.data import ImageSet
 from bronet.data.load import load_digits
+from bronet.files import SEAL
 from bronet.recipe import Recipe, read_recipe
-from bronet.run.certificate import SEAL
 from bronet.wording import duration_text
 from generated_images import class_folders
 from torchrun import together
@@ -137,17 +137,25 @@ def test_a_resumed_run_is_certified_too(done: tuple[Path, str], tmp_path: Path) 
             (folder / name).unlink()
 
 
-@pytest.mark.parametrize("record", [None, "{}", '{"seconds": NaN}', '{"seconds": "long"}'])
-def test_a_finished_run_with_an_odd_record_is_certified(done: tuple[Path, str], tmp_path: Path, record: str) -> None:
-    """A record that is missing is written anew; one that is there stays, whatever it says."""
+def test_a_finished_run_without_its_record_gets_another(done: tuple[Path, str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(done[0], folder)
     (folder / "record.json").unlink()
-    if record is not None:
-        (folder / "record.json").write_text(record)
     printed = run("train", str(folder), "--resume", "--certify", "--device", "cpu").stdout
-    assert ("training time unknown, proof and 500 images" in printed) == (record is not None)
-    assert record is None or (folder / "record.json").read_text() == record
+    assert "proof and 500 images" in printed
+    assert SEAL in json.loads((folder / "record.json").read_text())
+
+
+@pytest.mark.parametrize("record", ["{}", '{"seconds": NaN}', '{"seconds": "long"}'])
+def test_a_record_that_was_edited_is_refused_and_stays(done: tuple[Path, str], tmp_path: Path, record: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    (folder / "record.json").write_text(record)
+    for words in (("certify", str(folder), "--limit", "5"), ("report", str(folder)), ("info", str(folder))):
+        result = CliRunner().invoke(app, list(words))
+        assert (result.exit_code, result.output.count("\n")) == (ExitStatus.USER_ERROR, 1)
+        assert "record.json" in result.output
+    assert (folder / "record.json").read_text() == record
 
 
 def test_certifying_that_is_interrupted_is_done_by_resuming(

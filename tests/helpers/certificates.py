@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bronet.run.certificate import CertificateFile, LayerBound, Rounding, SoundnessCost, file_hash, sealed
+from bronet.files import sealed
+from bronet.run.certificate import CertificateFile, LayerBound, Rounding, SoundnessCost, file_hash
 from bronet.run.folder import RunFolder
 
 NO_COST = SoundnessCost(median=None, worst=None, relative_median=None, relative_worst=None)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from bronet.files import sealed
 from bronet.recipe import Recipe, to_text
 from bronet.records import write_rows
 from bronet.run.certificate import Rounding, Row
@@ -48,5 +49,5 @@ def publish_rows(
         command="bronet certify run",
     )
     write_certificate(folder, certificate)
-    (folder / "record.json").write_text(json.dumps({"device": "a GPU", "seconds": 600.0, **record}))
+    (folder / "record.json").write_text(json.dumps(sealed({"device": "a GPU", "seconds": 600.0, **record})))
     return folder

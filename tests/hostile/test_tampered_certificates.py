@@ -17,9 +17,10 @@ from bronet import BronetError, prove
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
 from bronet.data import load_images
+from bronet.files import sealed
 from bronet.records import write_rows
 from bronet.report.evidence import read_evidence
-from bronet.run.certificate import Row, file_hash, read_certificate_rows, recorded, sealed
+from bronet.run.certificate import Row, file_hash, read_certificate_rows, recorded
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from certificates import edit_certificate

@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.certificates.run import certify_run
 from bronet.cli.exit_status import ExitStatus
+from bronet.files import SEAL, sealed
 from bronet.pretrained import find_network, load_pretrained, save_pretrained
 from bronet.pretrained.places import published_folder, read_manifest
 from bronet.report.evidence import read_evidence
-from bronet.run.certificate import SEAL, sealed
 from lab.commands import app
 from lab.publish import publish, round_run
 from tiny_run import train_tiny_run
@@ -53,7 +53,7 @@ def test_publishing_needs_rounded_weights_and_then_writes_evidence_without_machi
     certify_run(round_run(trained, "rounded"), limit=20)
     record = json.loads(Path("rounded/record.json").read_text())
     record["command"] = f"bronet train digits/quickstart --out {empty_folder}/runs/x --set train.epochs=3"
-    Path("rounded/record.json").write_text(json.dumps(record))
+    Path("rounded/record.json").write_text(json.dumps(sealed(record)))
     written = publish("rounded", "results/row", pretrained="tiny/digits", package=empty_folder / "home")
     assert written == [Path("results/row"), empty_folder / "home" / "tiny" / "digits"]
     card = (written[1] / "README.md").read_text()

@@ -15,6 +15,7 @@ from rich.console import Console
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.data import load_images
 from bronet.errors import BronetError
+from bronet.files import Json, sealed
 from bronet.recipe import named_recipe, override
 from bronet.recipe.schema import DataRecipe
 from bronet.records import write_rows
@@ -58,7 +59,8 @@ def _make_run(parent: Path) -> Path:
     write_rows(Row, folder / "certificate.csv", rows)
     write_certificate(folder)
     (folder / "recipe.yaml").write_text("name: first # <script>alert('no')</script>\n")
-    (folder / "record.json").write_text(json.dumps({"command": "bronet train digits", "seed": 0, "commit": None}))
+    record: Json = {"command": "bronet train digits", "seed": 0, "commit": None}
+    (folder / "record.json").write_text(json.dumps(sealed(record)))
     (folder / "log.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 0.5}\n')
     return folder
 

@@ -9,6 +9,7 @@ import torch
 
 from bronet.certificates.run import certify_run
 from bronet.errors import BronetError
+from bronet.files import sealed
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import create_run, open_run
 from bronet.training import provenance, train
@@ -79,7 +80,7 @@ def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", RECIPE)
     record = describe_run(RECIPE, device=torch.device("cpu"), command="bronet train x")
     run.write_record(record)
-    stored = json.loads(run.record.read_text())
+    stored = run.read_record()
     assert stored == record
     assert stored["command"] == "bronet train x"
     assert stored["seed"] == RECIPE.train.seed
@@ -109,6 +110,10 @@ def test_a_run_remembers_the_names_of_its_own_classes(tmp_path: Path) -> None:
     with pytest.raises(BronetError, match="must be named like the classes or numbered from 0, got dog"):
         certify_run(run.path, data_dir=tmp_path)
     record = json.loads(run.record.read_text())
-    run.record.write_text(json.dumps(record | {"classes": [1, 2, 3]}))
+    edited = record | {"classes": [1, 2, 3]}
+    run.record.write_text(json.dumps(edited))
+    with pytest.raises(BronetError, match=r"the seal of .*record\.json must be"):
+        certify_run(run.path, data_dir=tmp_path)
+    run.record.write_text(json.dumps(sealed(edited)))
     with pytest.raises(BronetError, match=r"classes in .*record\.json must be a list of names, got \[1, 2, 3\]"):
         certify_run(run.path, data_dir=tmp_path)

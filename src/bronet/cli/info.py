@@ -72,7 +72,6 @@ def list_recipes() -> None:
 
 def _trained() -> dict[str, list[str]]:
     """Return by recipe the networks with names and the runs in the folder of runs, with the times of their training."""
-    from bronet.files import read_object
     from bronet.pretrained import find_network
     from bronet.pretrained.places import how_to_get, pretrained_names
     from bronet.run.folder import RunFolder
@@ -87,7 +86,7 @@ def _trained() -> dict[str, list[str]]:
     for path in sorted(options.RUNS.glob("*/recipe.yaml")):
         run = RunFolder(path.parent)
         with suppress(BronetError):  # a folder that cannot be read is no reason to list nothing
-            record = read_object(run.record) if run.record.exists() else {}
+            record = run.read_record()
             if "pretrained" not in record:
                 told.setdefault(run.recipe.name, []).append(f"{run.path}{_time(record)}")
     return told
@@ -193,7 +192,6 @@ def _installation(data_dir: Path | None) -> Facts:
 
 def _run_or_network(path: Path, model: str | None) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
-    from bronet.files import read_object
     from bronet.pretrained import find_network
     from bronet.recipe.architecture import OwnArchitecture
     from bronet.run.folder import ReportFiles, open_run
@@ -213,7 +211,7 @@ def _run_or_network(path: Path, model: str | None) -> Facts:
         certificate = run.certificate(run.certified_split()).facts
         came_from_elsewhere = run.weights.exists() and not run.log.exists()
         epochs = f"{len(run.logged())} of {recipe.train.epochs} epochs"
-        facts = read_object(run.record) if run.record.exists() else {}
+        facts = run.read_record()
         whole = [
             ("run", str(run.path)),
             trained,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes, replace_text
+from bronet.files import Json, replace_bytes, replace_text
 from bronet.graph.faithful import unwrapped
 from bronet.models import Network
 from bronet.pretrained.network import WEIGHTS, PretrainedConfig, TrainedNetwork, check_weights, class_names, config_text
@@ -49,7 +49,7 @@ def save_pretrained(network: nn.Module | RunFolder | Path | str, folder: Path | 
         recipe, record, names = recipe_of(packaged), UNKNOWN_TRAINING, packaged.classes
     else:
         run = open_run(network)
-        model, recipe, record, names = load_model(run), run.recipe, published_record(run.record), run.classes()
+        model, recipe, record, names = load_model(run), run.recipe, published_record(run.read_record()), run.classes()
     if isinstance(recipe.model, OwnArchitecture):
         raise BronetError(f"a pretrained network must be one of the package's, got your own {recipe.model.name}")
     save_rounded(folder / WEIGHTS, model, recipe=recipe)
@@ -147,7 +147,6 @@ def published_text(text: str) -> str:
     return ABSOLUTE.sub(last_part, text)
 
 
-def published_record(path: Path) -> Json:
-    """Return the record in a file, published; empty if there is no such file."""
-    record = read_object(path) if path.exists() else {}
+def published_record(record: Json) -> Json:
+    """Return a record, published."""
     return {key: published_text(value) if isinstance(value, str) else value for key, value in record.items()}

@@ -152,7 +152,7 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
         certificate=certificate,
         eps=certificate.eps,
         recipe=_read_text(run.recipe_file),
-        record=read_object(run.record, advice=ADVICE) if run.record.exists() else {},
+        record=run.read_record(),
         log=tuple(read_object(run.log, text=line, advice=ADVICE) for line in log if line.strip()),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
         attacks=tuple(attacks),

@@ -6,7 +6,6 @@ true: `bronet.certificates.verify` recomputes as well.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object
+from bronet.files import SEAL, Json, read_object, sealed
 from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows
 from bronet.run.folder import RunFolder
 
-SEAL = "seal_sha256"
 RECORDED_SHARE = 1 - 2.0**-24
 RECORDED_UNITS = 10**7
 """Radii are recorded as whole ten-millionths, at least one below the proof: far more than two machines differ by."""
@@ -216,13 +214,6 @@ def check_same(what: str, found: object, recorded: object) -> None:
         raise BronetError(
             f"the certificate does not hold: {what} differs, found {found}, recorded {recorded}; {ADVICE}"
         )
-
-
-def sealed(facts: Json) -> Json:
-    """Return the facts with a hash over all of them."""
-    rest = {key: value for key, value in facts.items() if key != SEAL}
-    text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
-    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def recorded(radius: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import MAKE_AGAIN, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text
+from bronet.files import MAKE_AGAIN, SEAL, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text, sealed
 from bronet.recipe.schema import SPLITS, Recipe
 from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
@@ -155,7 +155,7 @@ class RunFolder:
 
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes that the network learned; none for known data sets and unfinished runs."""
-        names = read_object(self.record).get("classes", []) if self.record.exists() else []
+        names = self.read_record().get("classes", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise BronetError(
                 f"classes in {self.record} must be a list of names, got {reprlib.repr(names)}; {MAKE_AGAIN}"
@@ -181,8 +181,18 @@ class RunFolder:
         replace_text(self.log, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def write_record(self, entry: Json) -> None:
-        """Write the record, replacing an earlier one."""
-        replace_text(self.record, json.dumps(entry, indent=2) + "\n")
+        """Write the record under a seal, replacing an earlier one."""
+        replace_text(self.record, json.dumps(sealed(entry), indent=2) + "\n")
+
+    def read_record(self) -> Json:
+        """Return the record, empty where there is none; raise where it was edited after it was written."""
+        if not self.record.exists():
+            return {}
+        facts = read_object(self.record)
+        seal = facts.pop(SEAL, None)
+        if sealed(facts)[SEAL] != seal:
+            raise BronetError(f"the seal of {self.record} must be that of its facts, got {seal!r}; {MAKE_AGAIN}")
+        return facts
 
 
 def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False, advice: str = "choose another") -> RunFolder:
