@@ -169,6 +169,28 @@ def lot_condition(
     _write(out, "lot-condition", rows[0]._fields, rows, experiment.draw(rows))
 
 
+@app.command("converted")
+def converted(
+    *,
+    out: OutOption = OUT,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from 0.")] = 3,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Of each training.")] = 20,
+) -> None:
+    """Train and certify a converted ResNet beside a BRONet of its size. Digits held out of the training split.
+
+    Example:  python -m lab analyze converted
+
+    Writes converted.csv into --out, and prints the table of docs/convert.md. Takes some minutes on two CPU cores.
+    """
+    from bronet.files import replace_bytes
+    from lab.analyze import converted as experiment
+    from lab.analyze import tuples_as_csv
+
+    rows = experiment.measure(seeds=range(seeds), epochs=epochs)
+    replace_bytes(out / "converted.csv", tuples_as_csv(experiment.Row._fields, rows).encode())
+    typer.echo(experiment.table(rows))
+
+
 @app.command("all")
 def everything(*, out: OutOption = OUT, results: ResultsOption = RESULTS) -> None:
     """Draw all of them, with their defaults.

@@ -14,7 +14,7 @@ from bronet.data import load_dataset
 from bronet.losses import certificate_regularization, cross_entropy, logit_annealing, logit_margin
 from bronet.losses.baselines import certificate_risk
 from bronet.recipe import named_recipe
-from lab.analyze import cr_landscape, loss_curves, run_figures, theorem1
+from lab.analyze import converted, cr_landscape, loss_curves, run_figures, theorem1
 from lab.commands import app
 from lab.tables.published import paper_rows, published_runs
 from published_rows import publish_rows
@@ -214,3 +214,22 @@ def test_one_command_draws_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_setting_that_makes_no_sense_is_refused(make: object, words: str) -> None:
     with pytest.raises(BronetError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_a_converted_network_is_measured_beside_a_bronet_of_its_size(tmp_path: Path) -> None:
+    done = terminal.invoke(app, ["analyze", "converted", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    rows = converted.read_rows(tmp_path / "converted.csv")
+    assert [(row.network, row.seed, row.epochs) for row in rows] == [("converted ResNet", 0, 2), ("BRONet", 0, 2)]
+    assert abs(rows[0].parameters / rows[1].parameters - 1) < 0.05
+    for row in rows:
+        assert 0.2 < row.clean <= 1
+        assert 0 < row.half <= row.quarter <= row.clean
+    assert converted.table(rows) in done.output
+
+
+def test_the_page_shows_the_measured_rows_of_converted_networks() -> None:
+    root = Path(__file__).parents[2]
+    rows = converted.read_rows(root / "lab/results/analysis/converted.csv")
+    assert converted.table(rows) in (root / "docs/convert.md").read_text(encoding="utf-8")
