@@ -66,12 +66,12 @@ def test_stack_is_lipschitz_with_its_proved_constant(architecture: StackArchitec
     assert_lipschitz(architecture, TINY)
 
 
-def test_estimates_run_beside_the_forward_pass_only_where_it_does_not_read_them() -> None:
+def test_estimates_run_in_parallel_to_the_forward_pass_only_where_it_does_not_read_them() -> None:
     recipe, spec = named_recipe("digits/quickstart"), dataset_spec("digits")
     assert isinstance(recipe.model, BRONetArchitecture)
     for kind, beside in (("bro", True), ("lipreg", True), ("cpl", False)):
         model = build_model(replace(recipe.model, backbone=kind), spec)
-        assert TrainingForward(model, recipe).estimates_beside is beside
+        assert TrainingForward(model, recipe).estimates_in_parallel is beside
 
 
 def test_stack_survives_a_recipe_file() -> None:
