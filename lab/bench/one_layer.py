@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from bronet.bench.timing import forget_earlier_memory
 from bronet.files import replace_bytes
 from bronet.layers import BROConv2d
+from bronet.ortho.products import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
 from bronet.ortho.reflector import textbook_bro_convolution
-from bronet.ortho.spd import float32_products
 from bronet.report.figures import LIGHT, figure_bytes
 from lab.bench.timing import TimingRow, timing_row
 

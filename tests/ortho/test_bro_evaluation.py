@@ -1,11 +1,14 @@
 """Every form in which a CPU trains and evaluates equals the textbook form; a memory order changes no number."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
+from bronet.ortho import products
 from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, Windows, batch_last, pixels_first, reflect_images
 from bronet.ortho.bro_evaluation import (
@@ -19,8 +22,8 @@ from bronet.ortho.bro_evaluation import (
     training_form,
 )
 from bronet.ortho.bro_in_space import SpatialReflection, fits
+from bronet.ortho.products import product
 from bronet.ortho.reflector import dense_inverse, evaluate, evaluation_factors, reflect, textbook_bro_convolution
-from bronet.ortho.spd import product
 
 RIDGE = 1e-3
 
@@ -77,6 +80,27 @@ def test_large_products_equal_those_of_the_blas_in_every_memory_order() -> None:
     for left, right in ((A, B), (A.mT.contiguous().mT, B), (A, B.mT.contiguous().mT), (A[None], B[None, None])):
         assert left.numel() * right.shape[-1] >= 2**20  # what oneDNN takes
         assert_close(product(left, right), expected.expand(*max(left.shape[:-2], right.shape[:-2], key=len), -1, -1))
+
+
+def test_batches_of_large_products_equal_those_of_the_blas_with_their_shapes() -> None:
+    A, B = draw(2, 3, 200, 80).float(), draw(2, 3, 80, 300, seed=1).float()
+    assert_close(product(A, B), (A.double() @ B.double()).float())
+    assert_close(product(A[0, 0], B), (A[0, 0].double() @ B.double()).float())
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, TypeError])
+def test_products_are_the_same_where_torch_has_no_onednn(monkeypatch: pytest.MonkeyPatch, error: type) -> None:
+    """A build without the operator, one whose operator refuses this processor, and one that calls it otherwise."""
+
+    def absent(*arguments: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", absent)
+    search = inspect.unwrap(products._product_through_onednn)
+    assert search() is None
+    monkeypatch.setattr(products, "_product_through_onednn", search)
+    A, B = draw(200, 80).float(), draw(80, 300, seed=1).float()
+    assert torch.equal(product(A, B), A @ B)
 
 
 @pytest.mark.parametrize("images", [1, 3, 20])

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bronet.ortho import spd as blocks
-from bronet.ortho.spd import TILE, float32_products, inverse_by_blocks, inverse_factor
+from bronet.ortho.products import float32_products
+from bronet.ortho.spd import TILE, inverse_by_blocks, inverse_factor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,7 +25,7 @@ from bronet.errors import BronetError
 from bronet.graph.model import recordable
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
-from bronet.ortho.spd import float32_products
+from bronet.ortho.products import float32_products
 from bronet.recipe.schema import parse_budget
 from bronet.records import as_plain, rows_of, write_rows
 from bronet.run.attack_rows import (

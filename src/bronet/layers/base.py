@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bronet.errors import BronetError
+from bronet.ortho.products import product as matrix_product
 from bronet.proof.proved_map import ProvedMap
 
 K = TypeVar("K", bound=Hashable)
@@ -225,7 +226,7 @@ def product(W: Tensor, x: Tensor) -> Tensor:
     """Return W applied to dimension 1 of x."""
     if x.device.type == "cpu" and not torch.compiler.is_compiling() and len(x) <= FEW_IMAGES:
         return (x.movedim(1, -1) @ W.mT).movedim(-1, 1)
-    return batch_first(W @ batch_last(x))
+    return batch_first(matrix_product(W, batch_last(x)))
 
 
 def batch_last(x: Tensor) -> Tensor:

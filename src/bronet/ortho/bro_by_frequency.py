@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bronet.ortho.bro_convolution import Geometry, pixels_first
+from bronet.ortho.products import product
 from bronet.ortho.real_dft import frequencies, kernel_basis, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import add_ridge, factored, product, ridge_slope, scale_of
+from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of
 
 
 class _Matrix(NamedTuple):

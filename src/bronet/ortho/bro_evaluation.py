@@ -18,6 +18,7 @@ from torch import Tensor
 from bronet.ortho.bro_by_frequency import FrequencyReflection, trains_by_frequency
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
+from bronet.ortho.products import product
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
 from bronet.ortho.tracing import is_traced
@@ -128,7 +129,7 @@ class ByFrequency(Form):
         pixels = pixels_of(x)
         source, target = self.geometry.bases(pixels)
         u, (W,) = source.analysis(pixels), weights
-        v = _complex_rows(u, W) if self.few else W @ u
+        v = _complex_rows(u, W) if self.few else product(W, u)
         return images_of(target.synthesis(v), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:
@@ -150,7 +151,7 @@ class ByPixels(Form):
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
         (M,), columns = weights, pixels_of(x).flatten(0, 1)
-        y = (columns.mT @ M.mT).mT if columns.shape[1] <= _FEW_IMAGES else M @ columns
+        y = (columns.mT @ M.mT).mT if columns.shape[1] <= _FEW_IMAGES else product(M, columns)
         return images_of(y.contiguous().view(-1, self.geometry.c_out, y.shape[1]), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:

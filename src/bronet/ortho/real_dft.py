@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bronet.ortho.products import product
 from bronet.ortho.tracing import memoized
 
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
@@ -39,7 +40,7 @@ class _Products:
     def synthesis(self, u: Float[Tensor, "f two_c b"]) -> Float[Tensor, "pixels c b"]:
         """Return D'u."""
         matrix, columns = self._last_product(u)
-        return (matrix @ columns).view(-1, u.shape[1] // 2, u.shape[2])
+        return product(matrix, columns).view(-1, u.shape[1] // 2, u.shape[2])
 
     def reflected(
         self, residual: Float[Tensor, "pixels c b"], u: Float[Tensor, "f two_c b"], sign: int
@@ -63,7 +64,7 @@ class DenseDFT(_Products):
     def analysis(self, x: Float[Tensor, "pixels c b"]) -> Float[Tensor, "f two_c b"]:
         """Return D x, ordered (frequency, (re/im, channel), batch)."""
         _, c, b = x.shape
-        return (self.matrix @ x.reshape(x.shape[0], c * b)).view(-1, 2 * c, b)
+        return product(self.matrix, x.reshape(x.shape[0], c * b)).view(-1, 2 * c, b)
 
     def _last_product(self, u: Float[Tensor, "f two_c b"]) -> tuple[Tensor, Tensor]:
         return self.matrix.mT, u.reshape(self.matrix.shape[0], -1)
@@ -86,7 +87,7 @@ class SeparableDFT(_Products):
         """Return D x, ordered (frequency, (re/im, channel), batch)."""
         _, c, b = x.shape
         h, w = self.height.shape[1], self.width.shape[1] // 2
-        along_height = (self.height @ x.reshape(h, w * c * b)).view(-1, 2 * w, c * b)
+        along_height = product(self.height, x.reshape(h, w * c * b)).view(-1, 2 * w, c * b)
         return (self.width @ along_height).view(-1, 2 * c, b)
 
     def _last_product(self, u: Float[Tensor, "f two_c b"]) -> tuple[Tensor, Tensor]:

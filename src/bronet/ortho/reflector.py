@@ -13,7 +13,8 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 from torch.autograd.function import once_differentiable
 
-from bronet.ortho.spd import BRO_RIDGE, product, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.products import product
+from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 from bronet.ortho.tracing import is_traced
 
 
@@ -76,9 +77,9 @@ def evaluation_factors(V: Float[Tensor, "c n"], c_in: int, c_out: int, *, ridge:
 def evaluate(rows: Float[Tensor, "*batch c_in"], factors: tuple[Tensor, ...]) -> Float[Tensor, "*batch c_out"]:
     """Return the reflection of rows for factors of `evaluation_factors`."""
     if len(factors) == 1:
-        return rows @ factors[0]
+        return product(rows, factors[0])
     Q_in, Q_out = factors
-    return embed_channels(rows, Q_out.shape[1], dim=-1) - 2 * (rows @ Q_in @ Q_out)
+    return embed_channels(rows, Q_out.shape[1], dim=-1) - 2 * product(product(rows, Q_in), Q_out)
 
 
 class _DenseReflection(torch.autograd.Function):

@@ -10,14 +10,14 @@ of S a second time, and more where rounding makes S11^-1 unsymmetric: at a condi
 norms of 10 in float32 and hundreds in TF32, and training ended in NaN.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from bronet.errors import BronetError
+from bronet.ortho.products import float32_products
 from bronet.ortho.tracing import is_followed_by_jit, is_traced
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
@@ -31,9 +31,6 @@ _LEAST_RIDGE_ULPS = 8
 # Rounding moves a Gram matrix, its factor and its inverse by a few ulps of its largest eigenvalue. Where the smallest
 # is at least this many, a float32 reflector has a norm of at most 1.05 (tests/layers/test_precision.py).
 _LEAST_EIGENVALUE_ULPS = 64
-
-# Multiplications below which a product through oneDNN, which takes 12 us to begin, gains nothing.
-_LEAST_ONEDNN_PRODUCT = 2**20
 
 TILE = 64
 
@@ -88,23 +85,6 @@ def unit_scaled(V: Tensor) -> Tensor:
 def scale_of(V: Tensor) -> Tensor:
     """Return the largest absolute entry of V, never zero, as a constant."""
     return V.detach().abs().max().clamp_min(torch.finfo(V.real.dtype).tiny)
-
-
-def product(A: Float[Tensor, "*a m k"], B: Float[Tensor, "*b k n"]) -> Float[Tensor, "*batch m n"]:
-    """Return A B; one large float32 product on a CPU through oneDNN, where torch has it and no gradient is wanted.
-
-    oneDNN is twice as fast as a BLAS that does not use all of a processor's vector units, as MKL on AMD's, and as fast
-    elsewhere. The BLAS starts sooner.
-    """
-    plain = A.device.type != "cpu" or A.dtype != torch.float32 or torch.compiler.is_compiling() or is_traced()
-    plain = plain or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
-    (m, k), n, batch = A.shape[-2:], B.shape[-1], max(A.shape[:-2], B.shape[:-2], key=len)
-    single = A.numel() == m * k and B.numel() == k * n
-    if plain or not single or m * k * n < _LEAST_ONEDNN_PRODUCT or not torch.backends.mkldnn.is_available():
-        return A @ B
-    A, B = A.reshape(m, k), B.reshape(k, n)
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(A, B.mT, None, "none", [], "")
-    return y.view(*batch, m, n)
 
 
 class _SymmetricInverse(torch.autograd.Function):
@@ -258,14 +238,3 @@ def eliminated(S: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
         M[:, k + 1 :] -= (column / pivots[:, k, None])[:, :, None] * row[:, None, :]
         M[:, k, k] = 1
     return M.tril() * pivots.rsqrt()[:, :, None]
-
-
-@contextmanager
-def float32_products(*, tf32: bool) -> Iterator[None]:
-    """Let float32 products use TF32 inside, or not; what was set before returns afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

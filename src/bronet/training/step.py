@@ -24,7 +24,7 @@ from bronet.losses import (
     logit_annealing,
 )
 from bronet.models import CertifiableModel
-from bronet.ortho.spd import float32_products
+from bronet.ortho.products import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
 from bronet.training.average import Lookahead
 from bronet.training.distributed import Parameters

@@ -1,0 +1,67 @@
+"""Products of matrices in float32: which library multiplies on a CPU, and whether a GPU may use TF32."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bronet.ortho.tracing import is_traced, memoized
+
+# Multiplications and sides below which a product through oneDNN gains nothing: it takes 12 us to begin, and a matrix
+# that is read once for a few rows or columns is moved first.
+_LEAST_ONEDNN_PRODUCT, _LEAST_ONEDNN_SIDE = 2**20, 16
+
+
+def product(A: Float[Tensor, "*a m k"], B: Float[Tensor, "*b k n"]) -> Float[Tensor, "*batch m n"]:
+    """Return A B; large float32 products on a CPU through oneDNN, where torch has it and no gradient is wanted.
+
+    oneDNN is twice as fast as a BLAS that does not use all of a processor's vector units, as MKL on AMD's, and as fast
+    elsewhere. The BLAS starts sooner.
+    """
+    plain = A.device.type != "cpu" or A.dtype != torch.float32 or torch.compiler.is_compiling() or is_traced()
+    plain = plain or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
+    (m, k), n, batch = A.shape[-2:], B.shape[-1], max(A.shape[:-2], B.shape[:-2], key=len)
+    single = A.numel() == m * k and B.numel() == k * n
+    large = m * k * n >= _LEAST_ONEDNN_PRODUCT and min(m, n) >= _LEAST_ONEDNN_SIDE
+    if plain or not large or not (single or A.shape[:-2] == B.shape[:-2]):
+        return A @ B
+    if (through_onednn := _product_through_onednn()) is None:
+        return A @ B
+    if single:
+        return through_onednn(A.reshape(m, k), B.reshape(k, n)).view(*batch, m, n)
+    y = A.new_empty(*batch, m, n)
+    for left, right, out in zip(A.reshape(-1, m, k), B.reshape(-1, k, n), y.view(-1, m, n), strict=True):
+        out.copy_(through_onednn(left, right))
+    return y
+
+
+@memoized(1)
+def _product_through_onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return A, B -> A B for float32 matrices, or None: torch's operator is private, so it has to show that it works.
+
+    Builds without oneDNN have none, as those for some processors, and another version may call it otherwise.
+    """
+
+    def through_onednn(A: Tensor, B: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(A, B.mT, None, "none", [], "")
+        return y
+
+    A = torch.arange(12, dtype=torch.float32, device="cpu").view(3, 4)
+    try:
+        works = torch.backends.mkldnn.is_available() and torch.equal(through_onednn(A, A.mT), A @ A.mT)
+    except (AttributeError, RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return None
+    return through_onednn if works else None
+
+
+@contextmanager
+def float32_products(*, tf32: bool) -> Iterator[None]:
+    """Let float32 products use TF32 inside, or not; what was set before returns afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
