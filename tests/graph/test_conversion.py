@@ -15,6 +15,7 @@ from bronet.layers import (
     BROConv2d,
     BROLinear,
     Centring,
+    Convolution,
     Flatten,
     LastLayerNormalized,
     MaxMin,
@@ -268,6 +269,9 @@ def test_what_has_no_counterpart_is_refused_in_one_line(model: nn.Module, messag
     [
         nn.Conv2d(3, 6, 3, padding=1, groups=3),
         nn.Conv2d(3, 6, 3, dilation=2),
+        nn.Conv2d(3, 6, 2, dilation=3),
+        nn.Conv2d(3, 6, (3, 5), dilation=(2, 1), padding=2),
+        nn.Conv2d(3, 6, 3, dilation=2, stride=2),
         nn.Conv2d(3, 6, 3),
         nn.Conv2d(3, 6, 3, stride=3),
         nn.Conv2d(3, 6, (3, 5), padding=1, stride=(1, 2)),
@@ -291,6 +295,13 @@ def test_a_counterpart_has_the_shape_of_its_step_and_norm_one(module: nn.Module)
     x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
     assert model.eval().layers(x).shape == ending(module)[:2](x).flatten(1).shape
     assert model(x).std(0).min() > 1e-4
+
+
+@pytest.mark.parametrize(("layer", "dilated"), [("bro", (3, 2)), ("aol", (3, 2)), ("eco", (5, 1)), ("lipreg", (5, 1))])
+def test_a_dilated_convolution_stays_one_where_the_layer_has_dilation(layer: str, dilated: tuple[int, int]) -> None:
+    model = convert(ending(nn.Conv2d(3, 6, 3, padding=2, dilation=2)), SHAPE, layer=layer)
+    (conv,) = (part for part in model.modules() if isinstance(part, Convolution))
+    assert (conv.kernel_size, conv.dilation) == dilated
 
 
 def test_shared_weights_are_refused() -> None:

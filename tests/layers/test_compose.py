@@ -1,5 +1,6 @@
 """Residuals, branches, groups, dilations, adjoints and scales: bounds against explicit Jacobians, and rounding."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ from bronet.layers import (
     Scale,
     ScaledMeanPool,
     Standardization,
+    create_convolution,
+    frozen,
 )
 from jacobian import jacobian, singular_values
 
@@ -47,13 +50,16 @@ def shaken(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.double().eval()
 
 
-def regularized() -> LipschitzRegularizedConv2d:
-    return LipschitzRegularizedConv2d(2, 3, 3, input_size=(4, 4))
+def regularized(*, channels: int = 2, groups: int = 1) -> LipschitzRegularizedConv2d:
+    return LipschitzRegularizedConv2d(channels, 3 * groups, 3, stride=groups, input_size=(4, 4), groups=groups)
 
 
 LAYERS: dict[str, tuple[Callable[[], LipschitzLayer], Shape]] = {
     "groups": (lambda: Groups(BROConv2d(2, 2, 3), BROConv2d(2, 4, 3)), (4, 4, 4)),
     "groups with a stride": (lambda: Groups(regularized(), regularized(), regularized()), (6, 4, 4)),
+    "groups of a convolution": (lambda: BROConv2d(4, 6, 3, groups=2, dilation=2), (4, 4, 4)),
+    "groups, own stride": (lambda: regularized(channels=6, groups=3), (6, 4, 4)),
+    "transposed in groups": (lambda: BROConvTranspose2d(6, 4, 3, stride=2, groups=2), (6, 2, 2)),
     "dilation": (lambda: BROConv2d(2, 2, 3, dilation=2), (2, 6, 6)),
     "dilation of an odd image": (lambda: BROConv2d(2, 3, 3, dilation=3), (2, 5, 4)),
     "dilation behind a stride": (lambda: BROConv2d(1, 4, 3, stride=2, dilation=2), (1, 8, 8)),
@@ -82,7 +88,9 @@ def test_the_bound_is_no_less_than_the_jacobians_norm(name: str) -> None:
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 2.0**-60, reason="longdouble is no wider than float64 here")
-@pytest.mark.parametrize("name", ["groups with a stride", "scale", "standardization", "mean pool"])
+@pytest.mark.parametrize(
+    "name", ["groups with a stride", "groups, own stride", "scale", "standardization", "mean pool"]
+)
 def test_rounding_stays_within_the_promise(name: str) -> None:
     make, shape = LAYERS[name]
     layer = shaken(make())
@@ -172,9 +180,65 @@ def test_a_dilated_convolution_keeps_the_size_up_to_the_stride(kind: str, kernel
         assert_close(proved.apply(x), layer(x))
 
 
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_a_convolution_in_groups_is_a_row_of_convolutions(kind: str) -> None:
+    """Everything that is asked of it is asked of its parts, and the proof is no less than each of theirs."""
+    torch.manual_seed(0)
+    size = (6, 6) if kind == "lipreg" else None
+    layer = create_convolution(kind, 4, 6, 3, groups=2, input_size=size)
+    assert layer.parts is not None
+    assert all(name.startswith("parts.layers.") for name in layer.state_dict())
+    first, second = (part for part in layer.parts.layers if isinstance(part, LipschitzLayer))
+    layer.reset_parameters()
+    layer.update_estimate(2)
+    estimate = torch.as_tensor(layer.lipschitz_estimate())
+    assert estimate == max(torch.as_tensor(part.lipschitz_estimate()) for part in (first, second))
+    layer.double().eval()
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    assert_close(y, torch.cat([first(x[:, :2]), second(x[:, 2:])], dim=1))
+    (gradient,) = torch.autograd.grad(y[:, :3].sum(), x)
+    assert gradient[:, :2].any()
+    assert not gradient[:, 2:].any()
+    bounds = [part.proved((2, 6, 6)).lipschitz for part in (first, second)]
+    assert layer.proved((4, 6, 6)).lipschitz == max(bounds) == layer.lipschitz_bound((6, 6))
+    with frozen(layer), torch.no_grad():
+        assert_close(layer(x), y)
+    twin = create_convolution(kind, 4, 6, 3, groups=2, input_size=size).double().eval()
+    twin.load_state_dict(layer.state_dict())
+    assert_close(twin(x), y)
+    assert_close(copy.deepcopy(layer)(x), y)
+    assert "2 x" in repr(layer)
+
+
+def test_a_convolution_in_groups_trains_in_a_chain() -> None:
+    torch.manual_seed(0)
+    model = Chain((4, 4, 4), [BROConv2d(4, 4, 3, groups=2), MaxMin(), Flatten()], LastLayerNormalized(64, 2))
+    x, labels = torch.randn(16, 4, 4, 4), torch.arange(16) % 2
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.5), F.cross_entropy(model(x), labels).item()
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+    assert F.cross_entropy(model(x), labels).item() < before
+    assert prove(model.eval()).lipschitz == pytest.approx(1, rel=1e-6)
+    layers = nn.Sequential(*model.layers)
+    assert_close(torch.fx.symbolic_trace(layers)(x), layers(x))
+
+
+def test_what_a_part_remarks_is_said_of_the_groups() -> None:
+    layer = create_convolution("lot", 4, 4, 3, groups=2)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.ones_like(weight) + 1e-6 * torch.randn_like(weight))
+    assert "not converged" in layer.proved((4, 4, 4)).remark
+
+
 def test_refusals_name_what_to_do() -> None:
-    with pytest.raises(BronetError, match=r"groups of BROConv2d must be 1, got 2; bronet.layers.Groups puts"):
-        BROConv2d(4, 4, 3, groups=2)
+    with pytest.raises(BronetError, match=r"groups of BROConv2d must divide .*, got 4 for 8 and 6 channels"):
+        BROConv2d(8, 6, 3, groups=4)
+    with pytest.raises(BronetError, match="needs 2 channels at least, in or out, in each group"):
+        BROConv2d(4, 4, 3, groups=4)
     with pytest.raises(BronetError, match="dilation of LipschitzRegularizedConv2d must be 1"):
         LipschitzRegularizedConv2d(4, 4, 3, dilation=2, input_size=(8, 8))
     with pytest.raises(BronetError, match="multiple of the 2 groups, got 3"):

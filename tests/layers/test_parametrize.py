@@ -192,7 +192,7 @@ def test_two_processes_share_the_gradient_of_one(tmp_path: Path) -> None:
             r"bias must be a matrix, got shape \(3,\); for convolutions use bronet.BROConv2d",
         ),
         (nn.Linear(4, 3), "weight", 4, "rank must satisfy 1 <= n < m = 4, got n = 4"),
-        (nn.Linear(1, 1), "weight", None, "rank must satisfy 1 <= n < m = 1, got n = 1"),
+        (nn.Linear(1, 1), "weight", None, "needs 2 channels at least, in or out"),
     ],
 )
 def test_what_is_no_matrix_is_refused(module: nn.Module, name: str, rank: int | None, message: str) -> None:

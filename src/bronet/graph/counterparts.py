@@ -15,6 +15,7 @@ from bronet.errors import BronetError
 from bronet.graph import linear, moves, nonlinear
 from bronet.graph.operations import RULES, Rule, Shape, pair_of
 from bronet.layers import (
+    CONVOLUTIONS,
     Bias,
     BROConv2d,
     BROLinear,
@@ -82,8 +83,8 @@ class LastAxis(nn.Module):
         return y.transpose(1, -1)
 
 
-# Layers with weights. Those of a group or between the taps of a dilation are not kept apart: a reflector needs several
-# channels, and has as many weights in a dense kernel.
+# Layers with weights. Groups are not kept apart, as a reflector needs several channels, and a dilation only without a
+# stride, behind which the taps of patches lie otherwise: both become one dense kernel.
 
 
 def _convolution(  # noqa: PLR0917
@@ -96,7 +97,11 @@ def _convolution(  # noqa: PLR0917
     groups: int = 1,
 ) -> list[nn.Module]:
     (up, along), taps, c_in = pair_of(stride), max(_taps(weight.shape[2:], dilation)), weight.shape[1] * groups
-    if up == along:
+    apart, other = pair_of(dilation)
+    kind = CONVOLUTIONS[step.kind]
+    if 1 < apart == other and up == along == 1 and kind.unshuffles and kind.padding_modes[0] == "zeros":
+        made = _to_channels(step, c_in, weight.shape[0], max(weight.shape[2:]), 1, apart)
+    elif up == along:
         made = _to_channels(step, c_in, weight.shape[0], taps, up)
     else:
         size = [math.ceil(n / f) for n, f in zip(step.shape[1:], (up, along), strict=True)]
@@ -128,7 +133,9 @@ def _transposed(  # noqa: PLR0917
     return made if bias is None else [*made, Bias(c_out)]
 
 
-def _to_channels(step: Step, c_in: int, c_out: int, taps: int, factor: int) -> list[nn.Module]:
+def _to_channels(  # noqa: PLR0917
+    step: Step, c_in: int, c_out: int, taps: int, factor: int, dilation: int = 1
+) -> list[nn.Module]:
     """Return a convolution without bias, framed so that the stride divides the image, and what comes out fits."""
     size = [factor * math.ceil(n / factor) for n in step.shape[1:]]
     # Patches of the stride's size become channels; a kernel that is even is made odd behind the stride.
@@ -138,7 +145,8 @@ def _to_channels(step: Step, c_in: int, c_out: int, taps: int, factor: int) -> l
         # The same matrix at every frequency: a dense layer on the channels, without a transform.
         made = [PixelUnshuffle(factor), BROLinear(c_in * factor**2, c_out)] if c_out > 1 or c_in * factor > 1 else []
     else:
-        conv = create_convolution(step.kind, c_in, c_out, taps, stride=factor, input_size=pair_of(size))
+        sides = pair_of(size)
+        conv = create_convolution(step.kind, c_in, c_out, taps, stride=factor, input_size=sides, dilation=dilation)
         if isinstance(conv, BROConv2d):
             # At the identity, its own start, a layer with fewer outputs than inputs drops all but the first inputs, and
             # a network that widens its images before it narrows them can be zero: start at a random orthonormal V.

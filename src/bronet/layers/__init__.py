@@ -2,8 +2,8 @@
 
 from bronet.layers.activation import Block, Householder, MaxMin
 from bronet.layers.base import LipschitzLayer, frozen
-from bronet.layers.bro_conv import BROConv2d
-from bronet.layers.compose import BROConvTranspose2d, Groups, Mix, Parallel, Residual
+from bronet.layers.bro_conv import BROConv2d, BROConvTranspose2d
+from bronet.layers.compose import Groups, Mix, Parallel, Residual
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead

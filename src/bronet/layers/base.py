@@ -187,6 +187,10 @@ def reflected_rank(rank: int | None, c_in: int, c_out: int) -> int:
     By default half of the channels, or min(c_in, c_out) where they differ. With n = m every reflector would be -I.
     """
     m = max(c_in, c_out)
+    if m == 1:
+        raise BronetError(
+            "a reflector needs 2 channels at least, in or out, in each group; of one it is the identity or its negative"
+        )
     n = rank if rank is not None else (max(1, m // 2) if c_in == c_out else min(c_in, c_out))
     if type(n) is not int or not 1 <= n < m:
         raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n!r}")

@@ -1,4 +1,4 @@
-"""The BRO convolution (Proposition 2, Algorithm 1, App. A.3 and A.4) as a layer.
+"""The BRO convolution (Proposition 2, Algorithm 1, App. A.3 and A.4) as a layer, and its adjoint.
 
 Orthogonal on the padded grid for every parameter; a contraction where padding is cropped, channels are reduced or
 the ridge is felt. All this up to rounding: whatever the parameters, the norm of what runs is at most 1 + 1e-6 in
@@ -14,9 +14,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.base import reflected_rank, require_ridge, to_autocast, without_autocast
-from bronet.layers.convolution import Convolution, Options, residual_of, start_near_identity, with_residual
+from bronet.layers.base import (
+    Device,
+    reflected_rank,
+    require_counts,
+    require_ridge,
+    require_shape,
+    to_autocast,
+    without_autocast,
+)
+from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.layers.execution import Inversion, ReflectorLayer
+from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
@@ -137,3 +146,63 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}, keep_padding={self.keep_padding}"
+
+
+class BROConvTranspose2d(BROConv2d):
+    """The adjoint of a strided BRO convolution: images that are `stride` times as large, with fewer channels.
+
+    A reflector is its own adjoint, so the adjoint of pixel unshuffle, reflector and a cut of channels is an embedding
+    of channels, the reflector and a pixel shuffle. `out_channels` are those behind the shuffle; the other arguments are
+    those of `BROConv2d` and act before it.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        *,
+        stride: int = 1,
+        padding: int | None = None,
+        padding_mode: PaddingMode | None = None,
+        input_size: tuple[int, int] | None = None,
+        rank: int | None = None,
+        residual_depth: int | None = None,
+        hidden_channels: int | None = None,
+        keep_padding: bool = False,
+        ridge: float | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        require_counts(out_channels=out_channels, stride=stride)
+        super().__init__(
+            in_channels,
+            out_channels * stride**2,
+            kernel_size,
+            padding=padding,
+            padding_mode=padding_mode,
+            input_size=input_size,
+            rank=rank,
+            residual_depth=residual_depth,
+            hidden_channels=hidden_channels,
+            keep_padding=keep_padding,
+            ridge=ridge,
+            dilation=dilation,
+            groups=groups,
+            device=device,
+            dtype=dtype,
+        )
+        self.upscale = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pixel_shuffle(super().forward(x), self.upscale)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        require_shape(shape, self.in_channels, "BROConvTranspose2d", images=True)
+        inner, factor = super().proved(shape), self.upscale
+        apply, (c, h, w) = inner.apply, inner.output_shape
+        size = (c // factor**2, h * factor, w * factor)
+        shuffled = lambda x: nn.functional.pixel_shuffle(apply(x), factor)  # noqa: E731
+        return ProvedMap(shuffled, size, inner.lipschitz, inner.gain, inner.offset)

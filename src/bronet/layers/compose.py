@@ -1,4 +1,4 @@
-"""Layers of layers: residuals, branches, groups of channels, adjoints. What is proved follows from the parts.
+"""Layers of layers: residuals, branches, groups of channels. What is proved follows from the parts.
 
 `Mix`, `Residual` and `Parallel` are ordinary modules, which a proof reads as graphs (docs/soundness.md): sums add the
 constants of their branches, a concatenation of branches that share their input takes the root of the sum of squares.
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import LipschitzLayer, require_counts, require_shape
-from bronet.layers.bro_conv import BROConv2d
+from bronet.layers.base import LipschitzLayer
 from bronet.proof.proved_map import ProvedMap, up
 
 
@@ -59,7 +58,7 @@ class Parallel(nn.Module):
 class Groups(LipschitzLayer):
     """Layers side by side, each for its own part of the channels, equal parts: the largest of their constants.
 
-    `Groups(BROConv2d(4, 4, 3), BROConv2d(4, 4, 3))` is a convolution of 8 channels in two groups.
+    `Groups(BROConv2d(4, 4, 3), BROConv2d(4, 4, 3))` is `BROConv2d(8, 8, 3, groups=2)`.
     """
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -89,7 +88,8 @@ class Groups(LipschitzLayer):
         # Each part errs by gain |x_i| + offset: together by no more than the largest gain and all offsets say.
         gain, offset = max(part.gain for part in maps), up(sum(part.offset for part in maps))
         lipschitz = max(part.lipschitz for part in maps)
-        return ProvedMap(apply, (channels, *maps[0].output_shape[1:]), lipschitz, gain, offset)
+        remark = "; ".join(dict.fromkeys(part.remark for part in maps if part.remark))
+        return ProvedMap(apply, (channels, *maps[0].output_shape[1:]), lipschitz, gain, offset, remark=remark)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         return max(layer.lipschitz_bound(input_size) for layer in self._parts())
@@ -102,33 +102,16 @@ class Groups(LipschitzLayer):
         for layer in self._parts():
             layer.update_estimate(steps)
 
+    def reset_parameters(self) -> None:
+        """Start every part anew that can be."""
+        for layer in self.layers:
+            reset = getattr(layer, "reset_parameters", None)
+            if callable(reset):
+                reset()
+
     def _parts(self) -> Sequence[LipschitzLayer]:
         return [layer for layer in self.layers if isinstance(layer, LipschitzLayer)]
 
     def _require_multiple(self, channels: int) -> None:
         if channels % len(self.layers):
             raise BronetError(f"channels must be a multiple of the {len(self.layers)} groups, got {channels}")
-
-
-class BROConvTranspose2d(BROConv2d):
-    """The adjoint of a strided BRO convolution: images that are `stride` times as large, with fewer channels.
-
-    A reflector is its own adjoint, so the adjoint of pixel unshuffle, reflector and a cut of channels is an embedding
-    of channels, the reflector and a pixel shuffle. `out_channels` are those behind the shuffle.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, *, stride: int = 1) -> None:
-        require_counts(out_channels=out_channels, stride=stride)
-        super().__init__(in_channels, out_channels * stride**2, kernel_size)
-        self.upscale = stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pixel_shuffle(super().forward(x), self.upscale)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.in_channels, "BROConvTranspose2d", images=True)
-        inner, factor = super().proved(shape), self.upscale
-        apply, (c, h, w) = inner.apply, inner.output_shape
-        size = (c // factor**2, h * factor, w * factor)
-        shuffled = lambda x: nn.functional.pixel_shuffle(apply(x), factor)  # noqa: E731
-        return ProvedMap(shuffled, size, inner.lipschitz, inner.gain, inner.offset)

@@ -2,21 +2,16 @@
 
 A kind of convolution says how an image becomes another one and what is proved of it; strides, checks, errors and the
 question of the image's size are answered here. `layers.registry` names the kinds.
-
-With `residual_depth` L, a kernel is V = I + alpha / sqrt(L) weight (App. B.2): I has ones at the centre tap of channel
-pairs i, i; alpha is one learned number per output channel that starts at one, as in the published networks (the text
-says a scalar); L counts the layers of the block.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.layers.base import (
@@ -30,8 +25,8 @@ from bronet.layers.base import (
     require_counts,
     require_shape,
 )
-from bronet.layers.shape import require_multiples, unshuffle
-from bronet.ortho.tracing import memoized
+from bronet.layers.compose import Groups
+from bronet.layers.shape import dilated, require_multiples, unshuffle
 from bronet.proof.proved_map import ProvedMap, up
 
 PaddingMode = Literal["zeros", "circular"]
@@ -71,7 +66,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         hidden_channels: the inner width of CPL and SLL; as wide as the layer by default.
         dilation: pixels from tap to tap, after the stride: the image's dilation x dilation interleaved images are
             convolved one by one.
-        groups: must be 1; `Groups` puts independent layers side by side.
+        groups: so many independent convolutions, each of its part of the channels, as `parts`; `rank` and
+            `hidden_channels` are those of each.
         keep_padding: return the padded grid of a BRO convolution instead of cropping it.
         ridge: relative ridge on V*V of a BRO convolution; 1e-7 by default.
     """
@@ -109,10 +105,9 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         require_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
         require_counts(dilation=dilation, groups=groups)
         name = type(self).__name__
-        if groups > 1:
-            raise BronetError(
-                f"groups of {name} must be 1, got {groups}; bronet.layers.Groups puts independent layers side by side"
-            )
+        if in_channels % groups or out_channels % groups:
+            wrong = f"got {groups} for {in_channels} and {out_channels} channels"
+            raise BronetError(f"groups of {name} must divide in_channels and out_channels, {wrong}")
         if dilation > 1 and (keep_padding or not self.unshuffles):
             raise BronetError(f"dilation of {name} must be 1, with keep_padding at least, got {dilation}")
         self.dilation = dilation
@@ -130,8 +125,36 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
             raise BronetError(f"padding_mode of {name} must be {known}, got {padding_mode!r}")
         self.padding = self._checked_padding(padding)
         self.input_size = None if input_size is None else self._checked_size(input_size)
+        self.parts: Groups | None = None
+        if groups > 1:
+            part = partial(
+                type(self),
+                in_channels // groups,
+                out_channels // groups,
+                kernel_size,
+                stride=stride,
+                padding=padding,
+                padding_mode=padding_mode,
+                input_size=input_size,
+                rank=rank,
+                residual_depth=residual_depth,
+                hidden_channels=hidden_channels,
+                keep_padding=keep_padding,
+                ridge=ridge,
+                dilation=dilation,
+                device=device,
+                dtype=dtype,
+            )
+            self.parts = Groups(*(part() for _ in range(groups)))
+            return
         self.make_parameters(partial(torch.empty, device=device, dtype=dtype), options)
         self.reset_parameters()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("reset_parameters", "lipschitz_estimate", "update_estimate", "extra_repr"):
+            if name in vars(cls):
+                setattr(cls, name, _of_the_parts(vars(cls)[name]))
 
     @abstractmethod
     def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
@@ -173,6 +196,9 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         require_channels(x, self.in_channels, name)
         if x.ndim != 1 + IMAGE_AXES:
             raise BronetError(f"{name} expects images (b, c, h, w), got an input of shape {tuple(x.shape)}")
+        if self.parts is not None:
+            y: Tensor = self.parts(x)
+            return y
         x = unshuffle(x, self.factor)
         if self.circular:  # an image with zeros at its ends would not wrap around where it ends
             require_multiples((x.shape[-2], x.shape[-1]), self.dilation)
@@ -180,6 +206,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_channels, type(self).__name__, images=True)
+        if self.parts is not None:
+            return self.parts.proved(shape)
         (_, h, w), factor, d = shape, self.factor, self.dilation
         require_multiples((h, w), factor * (d if self.circular else 1))
         h, w = h // factor, w // factor
@@ -198,6 +226,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         Without a size: a bound for images of every size where the layer has one, otherwise the bound for the size that
         was given at construction.
         """
+        if self.parts is not None:
+            return self.parts.lipschitz_bound(input_size)
         if input_size is None:
             bound = self.bound_for_every_size()
             if bound is not None:
@@ -241,59 +271,11 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
 AnyConvolution = Convolution[Any, Any]
 
 
-def dilated(convolve: Callable[[Tensor], Tensor], x: Tensor, dilation: int) -> Tensor:
-    """Return what a convolution makes of the image's dilation x dilation interleaved images, interleaved again.
+def _of_the_parts(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what a kind does with its parameters, so that a convolution in groups has its parts do it."""
 
-    That is the convolution with so many pixels between its taps. Where the sides are no multiples, zeros are added at
-    the ends and cut off again, which is a compression.
-    """
-    b, c, h, w = x.shape
-    rows, columns = -(-h // dilation), -(-w // dilation)
-    x = nn.functional.pad(x, (0, columns * dilation - w, 0, rows * dilation - h))
-    apart = x.reshape(b, c, rows, dilation, columns, dilation).permute(0, 3, 5, 1, 2, 4)
-    y = convolve(apart.reshape(b * dilation**2, c, rows, columns))
-    y = y.reshape(b, dilation, dilation, y.shape[1], rows, columns).permute(0, 3, 4, 1, 5, 2)
-    return y.reshape(b, y.shape[1], rows * dilation, columns * dilation)[:, :, :h, :w]
+    @wraps(method)
+    def wrapped(self: AnyConvolution, *args: Any) -> Any:
+        return method(self, *args) if self.parts is None else getattr(self.parts, method.__name__)(*args)
 
-
-class IdentityResidual(nn.Module):
-    """Owns alpha, and adds the identity to a kernel (m, n, k, k) or a matrix (m, n)."""
-
-    def __init__(self, weight: Tensor, depth: int) -> None:
-        super().__init__()
-        require_counts(residual_depth=depth)
-        self.depth = depth
-        self.alpha = nn.Parameter(weight.new_ones(weight.shape[0]))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
-        return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
-
-
-def residual_of(weight: Tensor, depth: int | None) -> IdentityResidual | None:
-    """Return the residual of a layer with this parameter and `residual_depth`; None where it has none."""
-    return None if depth is None else IdentityResidual(weight, depth)
-
-
-def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:
-    """Return the kernel that a parameter stands for."""
-    return weight if residual is None else residual(weight)
-
-
-def start_near_identity(weight: nn.Parameter, residual: IdentityResidual | None) -> None:
-    """Start a kernel at the identity, or near it with the residual."""
-    if residual is None:
-        nn.init.dirac_(weight)
-    else:
-        nn.init.normal_(weight, std=1 / weight[:, 0].numel())
-        nn.init.ones_(residual.alpha)
-
-
-@memoized(32)
-def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
-
-    It is made on the CPU: a copy to a GPU has arrived when it returns, so any stream may use what another asked for.
-    """
-    is_matrix = len(shape) == 2
-    return (torch.eye(*shape, dtype=dtype) if is_matrix else nn.init.dirac_(torch.empty(shape, dtype=dtype))).to(device)
+    return wrapped

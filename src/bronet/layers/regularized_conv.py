@@ -15,7 +15,8 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
-from bronet.layers.convolution import Convolution, Options, PaddingMode, residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import Convolution, Options, PaddingMode
+from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear

@@ -1,10 +1,11 @@
 """Layers that move or compare numbers: pixel unshuffle (a stride as channels), flattening, pooling. All 1-Lipschitz."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
@@ -190,3 +191,18 @@ def repeated_pixels(x: Tensor, factor: int) -> Tensor:
     """Return an image with every pixel factor x factor times."""
     b, c, h, w = x.shape
     return x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor).reshape(b, c, h * factor, w * factor)
+
+
+def dilated(convolve: Callable[[Tensor], Tensor], x: Tensor, dilation: int) -> Tensor:
+    """Return what a convolution makes of the image's dilation x dilation interleaved images, interleaved again.
+
+    That is the convolution with so many pixels between its taps. Where the sides are no multiples, zeros are added at
+    the ends and cut off again, which is a compression.
+    """
+    b, c, h, w = x.shape
+    rows, columns = -(-h // dilation), -(-w // dilation)
+    x = nn.functional.pad(x, (0, columns * dilation - w, 0, rows * dilation - h))
+    apart = x.reshape(b, c, rows, dilation, columns, dilation).permute(0, 3, 5, 1, 2, 4)
+    y = convolve(apart.reshape(b * dilation**2, c, rows, columns))
+    y = y.reshape(b, dilation, dilation, y.shape[1], rows, columns).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(b, y.shape[1], rows * dilation, columns * dilation)[:, :, :h, :w]
