@@ -11,10 +11,12 @@ from bronet.layers import (
     CONVOLUTIONS,
     Bias,
     BROConv2d,
+    BROConvTranspose2d,
     BROLinear,
     Centring,
     CholeskyLinear,
     Flatten,
+    Groups,
     Householder,
     L2NormPool,
     LastLayerNormalized,
@@ -25,7 +27,10 @@ from bronet.layers import (
     Normalization,
     OrthogonalHead,
     PixelUnshuffle,
+    RepeatedPixels,
+    Scale,
     SmoothHead,
+    Standardization,
     create_convolution,
 )
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
@@ -85,6 +90,11 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "unshuffle": (partial(_plain, partial(PixelUnshuffle, 2)), (2, 4, 2)),
     "max pool": (partial(_plain, partial(MaxPool, 2)), (2, 4, 2)),
     "l2 pool": (partial(_plain, partial(L2NormPool, 2)), (2, 4, 2)),
+    "repeated pixels": (partial(_plain, partial(RepeatedPixels, 2)), (2, 2, 3)),
+    "scale": (partial(Scale, 3, limit=1.5), (3, 2, 2)),
+    "standardization": (partial(Standardization, 3), (3, 2, 2)),
+    "groups": (partial(_plain, lambda: Groups(BROConv2d(2, 2, 3), BROConv2d(2, 3, 3))), (4, 3, 4)),
+    "bro convolution transposed": (partial(_plain, partial(BROConvTranspose2d, 4, 1, stride=2)), (4, 3, 2)),
 }
 
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]

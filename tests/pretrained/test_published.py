@@ -20,7 +20,7 @@ from bronet.run.weights import load_model
 from published_cases import built, images
 
 STORED = Path(__file__).parents[1] / "published" / "outputs.npz"
-NAMES = ("bronet-m", "bronet-l", "lipconvnet")
+NAMES = ("bronet-m", "bronet-l", "bronet-tiny", "lipconvnet")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -52,7 +52,7 @@ def layout(name: str) -> dict[str, object]:
         "conv.running_mean": stacked("backbone", "shift.mean"),
         "conv.I_low": torch.eye(2)[None, None, None],
         "neck.kernel": patches,
-        "neck.weight": features.unflatten(1, (-1, 8)).mT.flatten(1),
+        "neck.weight": features,
         "neck.bias": ours["neck.dense.shift.bias"],
         "linear.weights": stacked("dense", "linear.weight"),
         "linear.gamma": stacked("dense", "linear.residual.alpha")[..., None],

@@ -37,8 +37,14 @@ def memoized(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
                 return function(*args, **kwargs)
-            with _disable_current_modes() if _get_current_dispatch_mode_stack() else nullcontext():
-                return kept(*args, **kwargs)  # type: ignore[arg-type]
+            # A recording must not depend on what was kept before: a table is a constant in every one.
+            recording = torch._C._get_tracing_state()
+            torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+            try:
+                with _disable_current_modes() if _get_current_dispatch_mode_stack() else nullcontext():
+                    return kept(*args, **kwargs)  # type: ignore[arg-type]
+            finally:
+                torch._C._set_tracing_state(recording)  # type: ignore[attr-defined]
 
         return call
 

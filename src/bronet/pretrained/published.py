@@ -1,9 +1,9 @@
 """Checkpoints of the published code (github.com/ntuaislab/BRONet) as runs of this library.
 
-Read are BRONet and LiResNet for images of 32 pixels and LipConvNet, all with MaxMin and, in LipConvNet, BRO layers. The
-shapes of the tensors say which network it is. Whatever the weights, the certificate made of them is sound: it speaks of
-the network as it is computed here. Not read, because no network here computes the same: a BRO neck over several
-patches (it flattens channels first), hybrid and second-version backbones.
+Read are BRONet and LiResNet for images of 32 or 64 pixels and LipConvNet, all with MaxMin and, in LipConvNet, BRO
+layers. The shapes of the tensors say which network it is. Whatever the weights, the certificate made of them is sound:
+it speaks of the network as it is computed here. Not read, because no network here computes the same: hybrid and
+second-version backbones.
 
 Loading never runs code: what is no plain tensor, number or text is refused by torch's `weights_only`.
 """
@@ -28,8 +28,8 @@ from bronet.run.weights import fitting, save_weights
 STAGES = 5
 DERIVED = ("init_x", "identity", "identity_half", "residual_identity", "I_low", "I_full", "eval_weight", "eval_weights")
 """Buffers that follow from the others, or that only training reads."""
-OWN = ("normalization.mean", "power_vector", "neck.conv_bias.bias")
-"""Of ours: constants, and what the published network has none of."""
+OWN = ("normalization.mean", "power_vector")
+"""Of ours: constants, and what only training reads."""
 USUAL = {
     "backbone_quasi_residual": True,
     "backbone_id_random_init": False,
@@ -147,8 +147,6 @@ def _bronet(theirs: Mapping[str, Tensor], path: Path) -> Read:
     if neck_is_bro:
         out, features = features, out
     patch, side = round((max(kernel) / width) ** 0.5), round((features / width) ** 0.5)
-    if neck_is_bro and side > 1:
-        raise BronetError(f"neck of {path} must be a Cholesky layer, got BRO: it flattens channels first, ours last")
     if not is_regularized and n == width:
         raise BronetError(f"backbone of {path} must be BRO or Lipschitz-regularised, got square matrices")
     rank = Fraction(1, 4) if is_regularized else Fraction(n, width)
@@ -164,20 +162,18 @@ def _bronet(theirs: Mapping[str, Tensor], path: Path) -> Read:
         dense="cholesky" if is_square else "bro",
         neck="bro" if neck_is_bro else "cholesky",
         neck_patch=patch,
+        published_neck=True,
         stem_kernel=stem,
         stem_padding=stem // 2,
         centring="conv.running_mean" in theirs,
     )
     spec = _data(2 * patch * side, len(_tensor(theirs, "head.bias", path, 1)), path)
 
-    def channels_last(weight: Tensor) -> Tensor:
-        return weight.unflatten(1, (width, -1)).mT.flatten(1)
-
     held = {
         "stem.linear.weight": Held("stem.0.weight"),
         "stem.shift.bias": Held("stem.0.bias"),
         "neck.conv.weight": Held("neck.kernel"),
-        "neck.dense.linear.weight": Held("neck.weight", form=(lambda V: V) if neck_is_bro else channels_last),
+        "neck.dense.linear.weight": Held("neck.weight"),
         "neck.dense.shift.bias": Held("neck.bias"),
         "head.weight": Held("head.weight"),
         "head.bias": Held("head.bias"),
