@@ -1,5 +1,8 @@
 """Named networks: parameter counts, meta device, shapes, and the Lipschitz inequality of whole models."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -29,6 +32,16 @@ def millions(model: torch.nn.Module) -> float:
 def test_named_model_has_the_papers_parameter_count(name: str, dataset: str, expected: float) -> None:
     model = create_model(name, dataset=dataset, device="meta")
     assert millions(model) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_bronet_and_a_report_are_loaded_without_a_compiler_and_without_drawing() -> None:
+    code = (
+        "import sys, bronet, bronet.report\n"
+        "bronet.create_model('bronet-digits', dataset='digits')\n"
+        "print([name for name in ('torch._dynamo.convert_frame', 'matplotlib') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

@@ -2,8 +2,11 @@
 
 import os
 import sys
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel
@@ -45,7 +48,7 @@ def build_model(
             "--model package.module:Net on the command line, open_run(folder, network=Net) in Python"
         )
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             outline = _network(architecture, spec)
     except (RuntimeError, OverflowError) as error:  # sizes beyond 64 bits
         reason = str(error).partition("\n")[0]
@@ -57,6 +60,15 @@ def build_model(
         torch.manual_seed(seed)
         model = _network(architecture, spec)
     return model.to(device=device, dtype=dtype)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draw no normal numbers for tensors that hold none: torch would first import its compiler, half a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.init.normal_:
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:

@@ -9,19 +9,19 @@ margin, which is an upper bound on the margin of their label, not that margin it
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
 from bronet.run.certificate import Row
+
+if TYPE_CHECKING:  # what draws imports it: half a second that other commands do not need
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVE_INCHES = (7.2, 4.2)
 MARGINS_INCHES = (8.4, 3.6)
@@ -74,8 +74,11 @@ def step_curve(distances: ArrayLike, images: int) -> Curve:
     return Curve(corners, (found.size - np.searchsorted(found, corners, side="right")) / images)
 
 
-def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, furthest: float | None = None) -> Figure:
+def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, furthest: float | None = None) -> "Figure":
     """Return a figure of the curves of all runs, up to `furthest`, with a mark at each eps ("36/255", ...)."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     curves = {name: certified_curve(rows) for name, rows in runs.items()}
     budgets = {text: parse_budget(text, name="eps") for text in eps}
     reach = max([*budgets.values(), *(float(curve.radius[-1]) for curve in curves.values())], default=0.0)
@@ -105,8 +108,10 @@ def draw_curve(runs: Mapping[str, Sequence[Row]], eps: Sequence[str], *, furthes
     return figure
 
 
-def figure_bytes(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+def figure_bytes(figure: "Figure", kind: Literal["png", "pdf"]) -> bytes:
     """Return the figure as the bytes of a file; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
     buffer = io.BytesIO()
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"CreationDate": None}
     with rc_context({"pdf.fonttype": TRUETYPE}):
@@ -135,14 +140,16 @@ def style(theme: Theme) -> Any:
     }
 
 
-def _draw_frame(axes: Axes) -> None:
+def _draw_frame(axes: "Axes") -> None:
     """Count in percent from below, with a quiet grid."""
+    from matplotlib.ticker import PercentFormatter
+
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
-def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float) -> None:
+def _draw_marks(axes: "Axes", budgets: Mapping[str, float], reach: float) -> None:
     """Draw a dotted line at each eps, its label above it and above any label it would touch."""
     ends: list[float] = []
     for number, (text, value) in enumerate(sorted(budgets.items(), key=lambda item: item[1])):
@@ -156,7 +163,7 @@ def _draw_marks(axes: Axes, budgets: Mapping[str, float], reach: float) -> None:
     axes.set_ylim(0, 1.05 + len(ends) * LINE_HEIGHT)
 
 
-def _label_values(axes: Axes, curve: Curve, budgets: Mapping[str, float], color: str) -> None:
+def _label_values(axes: "Axes", curve: Curve, budgets: Mapping[str, float], color: str) -> None:
     """Write the certified accuracy next to the curve at each mark, lifting one that would cover the last."""
     width = len("100.0 %") * LETTER_WIDTH * axes.get_xlim()[1]
     last_radius, last_height = -width, 0.0
@@ -176,8 +183,11 @@ def signed_margins(rows: Sequence[Row]) -> Float[np.ndarray, " n"]:
     return margins[np.isfinite(margins)]
 
 
-def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> Figure:
+def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> "Figure":
     """Return a figure of the histograms of all runs: (training rows, test rows) of each, either may be empty."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     margins = {name: [signed_margins(rows) for rows in pair] for name, pair in runs.items()}
     every = np.concatenate([values for pair in margins.values() for values in pair] or [np.zeros(0)])
     edges = np.histogram_bin_edges(every, bins=BINS) if every.size else np.linspace(0, 1, BINS + 1)
@@ -194,8 +204,10 @@ def draw_margins(runs: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> Fig
 
 
 def _draw_panel(
-    axes: Axes, title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"]
+    axes: "Axes", title: str, margins: Mapping[str, Float[np.ndarray, " n"]], edges: Float[np.ndarray, " m"]
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set(title=title, xlabel="logit margin", xlim=(edges[0], edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))  # whole percents
     _draw_frame(axes)
