@@ -20,7 +20,7 @@ from bronet.run.weights import load_model
 from published_cases import built, images
 
 STORED = Path(__file__).parents[1] / "published" / "outputs.npz"
-NAMES = ("bronet-m", "bronet-l", "bronet-tiny", "lipconvnet")
+NAMES = ("bronet-m", "bronet-l", "bronet-tiny", "liresnet", "lipconvnet")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -50,6 +50,7 @@ def layout(name: str) -> dict[str, object]:
         "conv.gamma": stacked("backbone", "linear.residual.alpha")[..., None, None, None],
         "conv.bias": stacked("backbone", "shift.bias"),
         "conv.running_mean": stacked("backbone", "shift.mean"),
+        **({"conv.init_x": torch.ones(1, 8, 16, 16)} if name == "liresnet" else {}),
         "conv.I_low": torch.eye(2)[None, None, None],
         "neck.kernel": patches,
         "neck.weight": features,
@@ -122,6 +123,20 @@ def changed(name: str, key: str, value: Tensor | None) -> dict[str, object]:
     return content
 
 
+def of_lot(blocks: int) -> dict[str, object]:
+    """Return a LipConvNet of LOT layers as the published code has it: (c_out, stride^2 c_in, k, k) everywhere."""
+    state, c_in, c_out = {}, 3, 4
+    for stage in range(5):
+        for block in range(blocks):
+            stride = 2 if block == blocks - 1 else 1
+            taps = 1 if (stage, stride) == (4, 2) else 3
+            state[f"layer{stage + 1}.{block}.conv.weight"] = torch.ones(stride * c_out, stride**2 * c_in, taps, taps)
+            state[f"layer{stage + 1}.{block}.conv.bias"] = torch.ones(stride * c_out)
+            c_in = stride * c_out
+        c_out = c_in
+    return dict(state | {"last_layer.weight": torch.ones(100, c_in), "last_layer.bias": torch.ones(100)})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -138,6 +153,9 @@ def changed(name: str, key: str, value: Tensor | None) -> dict[str, object]:
         (changed("bronet-m", "neck.bias", torch.full((16,), torch.nan)), "must be finite"),
         (changed("lipconvnet", "layer3.0.activation.theta", torch.ones(1)), "tensors of another network"),
         (layout("bronet-m") | {"configs": {"model": {"use_lln": False}}}, "use_lln"),
+        (layout("bronet-m") | {"configs": {"model": {"act_name": "ReLU"}}}, "act_name .* must be minmax"),
+        (of_lot(1), "layer2.0.conv.weight .* must have more rows than columns, .* got 16 x 32"),
+        (of_lot(2), "layer2.0.conv.weight .* must have more rows than columns, .* got 8 x 8"),
         ({"backbone": 3}, "something else"),
         ([1, 2], "something else"),
     ],

@@ -120,6 +120,8 @@ def import_published(
     run = read(file, out or options.RUNS / file.stem, overwrite=overwrite)
     console = open_console()
     say(console, f"read:    {file} as {run.recipe.model.family} for {run.recipe.data.name}, in {run.path}")
+    if run.recipe.model.family == "lipconvnet":
+        say(console, "         its activation is taken to be MaxMin, which the tensors do not show")
     say(console, f"next:    {options.command_for('certify', run.path)}")
 
 

@@ -1,8 +1,9 @@
 """Checkpoints of the published code (github.com/ntuaislab/BRONet) as runs of this library.
 
 Read are BRONet and LiResNet for images of 32 or 64 pixels and LipConvNet, all with MaxMin and, in LipConvNet, BRO
-layers. The shapes of the tensors say which network it is. Whatever the weights, the certificate made of them is sound:
-it speaks of the network as it is computed here. Not read, because no network here computes the same: hybrid and
+layers. The shapes of the tensors say which network it is, but in LipConvNet nothing shows an activation without
+parameters: MaxMin, that of the published runs, is supposed. Whatever the weights, the certificate made of them is
+sound: it speaks of the network as it is computed here. Not read, because no network here computes the same: hybrid and
 second-version backbones.
 
 Loading never runs code: what is no plain tensor, number or text is refused by torch's `weights_only`.
@@ -31,6 +32,7 @@ DERIVED = ("init_x", "identity", "identity_half", "residual_identity", "I_low", 
 OWN = ("normalization.mean", "power_vector")
 """Of ours: constants, and what only training reads."""
 USUAL = {
+    "act_name": "minmax",
     "backbone_quasi_residual": True,
     "backbone_id_random_init": False,
     "backbone_zero_padding": True,
@@ -102,8 +104,9 @@ def _loaded(path: Path) -> dict[str, Tensor]:
         configs = content.get("configs", {})
         chosen = configs.get("model", {}) if isinstance(configs, Mapping) else {}
         for name, usual in USUAL.items():
-            if isinstance(chosen, Mapping) and chosen.get(name, usual) != usual:
-                raise BronetError(f"{name} of {path} must be {usual} to be read, got {chosen[name]!r:.40}")
+            given = chosen.get(name, usual) if isinstance(chosen, Mapping) else usual
+            if (given.lower() if isinstance(given, str) else given) != usual:
+                raise BronetError(f"{name} of {path} must be {usual} to be read, got {given!r:.40}")
         content = content["backbone"]
     if not isinstance(content, Mapping) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise BronetError(f"{path} must hold the state of a network, tensors by name, but it holds something else")
@@ -194,10 +197,15 @@ def _lipconvnet(theirs: Mapping[str, Tensor], path: Path) -> Read:
     """Return what the tensors of a LipConvNet of BRO layers show, and where ours are among them."""
     blocks = sum(name.startswith("layer1.") and name.endswith(".conv.weight") for name in theirs)
     first = _tensor(theirs, f"layer1.{max(0, blocks - 1)}.conv.weight", path, 4)
-    rank = Fraction(1, 8)
-    if blocks > 1:
-        rows, columns, *_ = _tensor(theirs, "layer2.0.conv.weight", path, 4).shape
-        rank = Fraction(columns, rows)
+    # In a file of LOT or plain kernels the first of a row is square, or has fewer rows than columns where it has a
+    # stride; of BRO both have more rows.
+    rows, columns, *_ = _tensor(theirs, "layer2.0.conv.weight", path, 4).shape
+    if rows <= columns:
+        raise BronetError(
+            f"layer2.0.conv.weight in {path} must have more rows than columns, as BRO layers have (LOT, SOC and Cayley "
+            f"are not read), got {rows} x {columns}"
+        )
+    rank = Fraction(columns, rows) if blocks > 1 else Fraction(1, 8)
     head = _tensor(theirs, "last_layer.weight", path)
     architecture = LipConvNetArchitecture(
         depth=STAGES * blocks,
