@@ -256,3 +256,14 @@ def test_a_notebook_shows_a_table_with_the_line_of_every_operation() -> None:
     assert table.count("font-weight:bold") == 2
     assert "# x &lt; y" in table
     assert f"<td>{bound_text(found.layers[0].bound or 0)}" in table
+
+
+class NothingLeft(nn.Module):
+    """Takes no number of an image, and adds none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :0] + torch.zeros(0)
+
+
+def test_activations_without_numbers_can_be_shifted() -> None:
+    assert check(NothingLeft(), (4,)).lipschitz == pytest.approx(1.0)

@@ -123,6 +123,17 @@ def test_a_dilated_convolution_has_pixels_between_its_taps() -> None:
         apart(x[:, :, :5])
 
 
+def test_taps_that_lie_outside_of_the_image_cost_nothing() -> None:
+    """Beyond the image's sides every pixel is convolved alone, however far the taps are apart."""
+    torch.manual_seed(0)
+    near, far = (BROConv2d(2, 3, 3, dilation=d).double() for d in (5, 10**6))
+    x = torch.rand(2, 2, 5, 4, dtype=torch.float64)
+    with torch.no_grad():
+        far.weight.copy_(near.weight)
+        assert_close(far(x), near(x))
+        assert_close(far.eval().proved((2, 5, 4)).apply(x), far(x))
+
+
 def test_the_transposed_convolution_is_the_adjoint() -> None:
     torch.manual_seed(0)
     down, up = BROConv2d(2, 6, 3, stride=2).double(), BROConvTranspose2d(6, 2, 3, stride=2).double()
@@ -245,5 +256,7 @@ def test_refusals_name_what_to_do() -> None:
         Groups(MaxMin(), MaxMin())(torch.rand(1, 3, 2, 2))
     with pytest.raises(BronetError, match="must have Lipschitz layers"):
         Groups(nn.ReLU())
-    with pytest.raises(BronetError, match="limit of Scale must be a positive number"):
-        Scale(3, limit=0.0)
+    for kind in (Scale, Standardization):
+        for limit in (0.0, 1e-200, 1e200, math.nan, True):
+            with pytest.raises(BronetError, match=f"limit of {kind.__name__} must be a number from"):
+                kind(3, limit=limit)

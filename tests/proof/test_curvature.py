@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet import Chain, prove
 from bronet.graph.network import ProvedNetwork
@@ -251,3 +251,30 @@ def test_float32_radii_hold_where_the_head_bends() -> None:
     wide = prove(model).certify(images)
     assert (narrow.radius > 0).any()
     assert (narrow.radius <= wide.radius).all()
+
+
+class Tiny(nn.Module):
+    """Logits 2.5e-5 and a(w z) + a(-w z) for w = 1e118 and z = 1e-165 x, where 1e-165 squared vanishes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = SmoothHead(1, 2, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.hidden_weight.copy_(torch.tensor([[1e118], [-1e118], [0], [0]], dtype=torch.float64))
+            self.head.weight.copy_(torch.tensor([[0.0, 0, 0, 0], [1, 1, 0, 0]]))
+            self.head.bias.copy_(torch.tensor([2.5e-5, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(1e-165 * x)
+        return logits
+
+
+def test_curvature_counts_where_its_factors_underflow() -> None:
+    proved = prove(Tiny().eval(), (1,))
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    certified = proved.certify(x)
+    assert certified.radius > 0
+    for factor in (0.999, 1.001, 2.0, 1e3):
+        kept = proved.logits(x + 1e45 * factor).argmax(dim=1) == certified.prediction
+        assert kept == (factor < 1)
+        assert kept or certified.radius < 1e45 * factor

@@ -197,12 +197,13 @@ def dilated(convolve: Callable[[Tensor], Tensor], x: Tensor, dilation: int) -> T
     """Return what a convolution makes of the image's dilation x dilation interleaved images, interleaved again.
 
     That is the convolution with so many pixels between its taps. Where the sides are no multiples, zeros are added at
-    the ends and cut off again, which is a compression.
+    the ends and cut off again, which is a compression. Of images that would hold no pixel none is made.
     """
     b, c, h, w = x.shape
-    rows, columns = -(-h // dilation), -(-w // dilation)
-    x = nn.functional.pad(x, (0, columns * dilation - w, 0, rows * dilation - h))
-    apart = x.reshape(b, c, rows, dilation, columns, dilation).permute(0, 3, 5, 1, 2, 4)
-    y = convolve(apart.reshape(b * dilation**2, c, rows, columns))
-    y = y.reshape(b, dilation, dilation, y.shape[1], rows, columns).permute(0, 3, 4, 1, 5, 2)
-    return y.reshape(b, y.shape[1], rows * dilation, columns * dilation)[:, :, :h, :w]
+    down, across = min(dilation, h), min(dilation, w)
+    rows, columns = -(-h // down), -(-w // across)
+    x = nn.functional.pad(x, (0, columns * across - w, 0, rows * down - h))
+    apart = x.reshape(b, c, rows, down, columns, across).permute(0, 3, 5, 1, 2, 4)
+    y = convolve(apart.reshape(b * down * across, c, rows, columns))
+    y = y.reshape(b, down, across, y.shape[1], rows, columns).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(b, y.shape[1], rows * down, columns * across)[:, :, :h, :w]

@@ -16,6 +16,8 @@ from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_cha
 from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, shift, up
 
 _MOMENTUM = 0.1
+LARGEST_SCALE = 2.0**60
+"""Of layers that scale: its square, and one over that, are numbers in float32, too."""
 
 
 class Normalization(LipschitzLayer):
@@ -126,8 +128,12 @@ class _Scaled(LipschitzLayer):
     ) -> None:
         super().__init__()
         require_counts(channels=channels)
-        if not 0 < limit < math.inf:
-            raise BronetError(f"limit of {type(self).__name__} must be a positive number, got {limit}")
+        if (
+            isinstance(limit, bool)
+            or not isinstance(limit, (int, float))
+            or not 1 / LARGEST_SCALE <= limit <= LARGEST_SCALE
+        ):
+            raise BronetError(f"limit of {type(self).__name__} must be a number from 2^-60 to 2^60, got {limit!r}")
         self.limit = limit
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 

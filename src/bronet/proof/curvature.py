@@ -93,16 +93,17 @@ class SmoothBend(Bend):
     ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
         """With A = moved and B = speed: g (A + B r) + K (A + B r)^2 / 2, whose part without r is lost at once.
 
-        Of the rest, (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance.
+        Of the rest, (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance. Its
+        root is of K and of the margin, not of K B^2, which may underflow where W is large and B is small.
         """
         prediction = logits.argmax(dim=1)
         g, K = self.gradients(z, prediction), self.curvature[prediction]
         at_once = (g * moved + K * moved.square()) * TENSOR_SLACK
         tangent = ((g + K * moved) * speed + growth) * TENSOR_SLACK
-        curvature = K * speed.square() * TENSOR_SLACK
         # At least the margin that is left: a larger one has a larger secant, hence a smaller radius.
         margin = (logits.gather(1, prediction[:, None]) - logits).clamp_min(0) * TENSOR_SLACK
-        secant = (tangent + (tangent.square() + 2 * curvature * margin).sqrt()) / 2
+        bending = math.sqrt(2) * K.sqrt() * margin.sqrt() * speed * TENSOR_SLACK
+        secant = (tangent + (tangent.square() + bending.square()).sqrt()) / 2
         return at_once, torch.maximum(tangent, secant * TENSOR_SLACK) + NORM_UNDERFLOW
 
     def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -237,7 +237,7 @@ def shift(constant: Float[Tensor, "..."], shape: tuple[int, ...], remark: str = 
 def shifted(plain: ProvedMap, constant: Float[Tensor, "..."]) -> ProvedMap:
     """Return a proved map with a float64 constant added behind it, which broadcasts to what the map gives."""
     apply, gain, offset = plain.apply, plain.gain, plain.offset
-    size = norm_of_constant(constant, math.prod(plain.output_shape) // constant.numel())
+    size = norm_of_constant(constant, math.prod(plain.output_shape) // max(1, constant.numel()))
     return replace(
         plain,
         apply=lambda x: apply(x) + constant,
