@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -270,3 +271,55 @@ def test_what_cannot_be_a_run_is_refused_before_anything_is_written(tmp_path: Pa
             save_run(model, tmp_path / "refused", **settings)
         assert not (tmp_path / "refused").exists()
     save_run(tied, tmp_path / "tied", import_path="a:b")  # tensors that share memory are stored whole
+
+
+class Logits(nn.Module):
+    """The least network: a linear layer, and a buffer that the forward does not take."""
+
+    def __init__(self, buffer: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.flatten, self.head = nn.Flatten(), nn.Linear(64, 10)
+        self.register_buffer("extra", buffer)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.flatten(images))
+
+
+class Copying(Logits):
+    """Code whose state_dict() returns copies, into which nobody can load."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+
+class Raising(Logits):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such image")
+
+
+def test_a_state_that_no_file_holds_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    one = torch.ones(3)
+    odd = [
+        one.to_sparse(),
+        one.to("meta"),
+        one.to(torch.float8_e4m3fn),
+        one.to(torch.complex128),
+        torch.ones(1).expand(3),
+        torch.nested.nested_tensor([one, one[:2]]),
+    ]
+    for buffer in odd:
+        with pytest.raises(BronetError, match="extra in state_dict of Logits must be an ordinary tensor"):
+            save_run(Logits(buffer), tmp_path / "refused", import_path="a:b")
+    with pytest.raises(BronetError, match="extra of Logits must have numbers"):
+        save_run(Logits(nn.UninitializedBuffer()), tmp_path / "refused", import_path="a:b")
+    with pytest.raises(BronetError, match="extra in state_dict of Logits must be finite"):
+        save_run(Logits(one / 0), tmp_path / "refused", import_path="a:b")
+    with pytest.raises(BronetError, match=r"must take images of digits, .* KeyError: 'no such image'"):
+        save_run(Raising(), tmp_path / "refused", import_path="a:b")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_weights_that_do_not_arrive_in_the_network_are_noticed(tmp_path: Path) -> None:
+    save_run(Logits(), tmp_path / "mine", import_path="a:b")
+    with pytest.raises(BronetError, match=r"head.weight of Copying must take its numbers in"):
+        load_model(open_run(tmp_path / "mine", network=Copying))

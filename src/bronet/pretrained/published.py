@@ -10,6 +10,7 @@ Loading never runs code: what is no plain tensor, number or text is refused by t
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -24,7 +25,7 @@ from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
 from bronet.recipe.schema import DATASETS, DataRecipe, DatasetSpec
 from bronet.run.folder import RunFolder, create_run
-from bronet.run.weights import fitting, save_weights
+from bronet.run.weights import fitting, require_ordinary, save_weights
 
 STAGES = 5
 DERIVED = ("init_x", "identity", "identity_half", "residual_identity", "I_low", "I_full", "eval_weight", "eval_weights")
@@ -80,8 +81,13 @@ def read_published(path: Path) -> tuple[Architecture, DatasetSpec, dict[str, Ten
     outline = build_model(architecture, spec, device="meta").state_dict()  # before anything of its size is made
     wanted = {ours: tensor for ours, tensor in outline.items() if not ours.endswith(OWN)}
     found: dict[str, Tensor] = {}
+    layers = Counter(entry.name for entry in held.values() if entry.index is not None)
     for ours, entry in held.items():
         tensor = _tensor(theirs, entry.name, path)
+        if entry.index is not None and tensor.shape[:1] != (layers[entry.name],):
+            raise BronetError(
+                f"{entry.name} in {path} must be of {layers[entry.name]} layers, got {tuple(tensor.shape)}"
+            )
         found[ours] = entry.form(tensor if entry.index is None else tensor[entry.index]).detach().clone().contiguous()
     found = fitting(found, wanted, path)
     return architecture, spec, build_model(architecture, spec).state_dict() | found
@@ -110,7 +116,9 @@ def _loaded(path: Path) -> dict[str, Tensor]:
         content = content["backbone"]
     if not isinstance(content, Mapping) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise BronetError(f"{path} must hold the state of a network, tensors by name, but it holds something else")
-    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+    state = {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+    require_ordinary(state, path)
+    return state
 
 
 def _tensor(theirs: Mapping[str, Tensor], name: str, path: Path, ndim: int | None = None) -> Tensor:

@@ -200,7 +200,7 @@ Architecture = BRONetArchitecture | LipConvNetArchitecture | StackArchitecture |
 
 def check_import_path(text: str, *, what: str) -> None:
     """Refuse what does not have the form of a name to import."""
-    if len(text) > LONGEST_NAME or not IMPORT_PATH.fullmatch(text):
+    if not isinstance(text, str) or len(text) > LONGEST_NAME or not IMPORT_PATH.fullmatch(text):
         raise BronetError(f"{what} must have the form package.module:Net, got {reprlib.repr(text)}")
 
 

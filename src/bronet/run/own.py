@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bronet.data.load import recipe_for
 from bronet.errors import BronetError
@@ -23,7 +24,7 @@ from bronet.graph.faithful import unwrapped
 from bronet.recipe.architecture import OwnArchitecture, check_import_path
 from bronet.recipe.schema import DATASETS, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 from bronet.run.folder import RunFolder, create_run
-from bronet.run.weights import save_weights
+from bronet.run.weights import fitting, require_ordinary, save_weights
 
 UNUSED_RATE = 1e-3
 """A recipe must have a learning rate; without epochs it is unused."""
@@ -56,6 +57,7 @@ def save_run(
     architecture = own_architecture(model, import_path)
     if import_path is None:
         _require_made_by_class(model)
+    state = stored_state(model)
     _require_logits(model, data)
     recipe = Recipe(
         name=type(model).__name__,
@@ -65,7 +67,6 @@ def save_run(
         optim=OptimRecipe(lr=UNUSED_RATE),
         train=TrainRecipe(epochs=0, batch_size=1),
     )
-    state = stored_state(model)
     run = create_run(Path(folder), recipe, overwrite=overwrite, advice="overwrite=True replaces it")
     save_weights(run.weights, state, recipe=recipe)
     if data.name not in DATASETS:
@@ -91,11 +92,17 @@ def own_architecture(model: nn.Module, import_path: str | None) -> OwnArchitectu
 
 
 def stored_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return a network's parameters and buffers, each with memory of its own; a state of other things is refused."""
+    """Return a network's parameters and buffers, each with memory of its own; other than finite numbers are refused."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise BronetError(f"{name} of {type(model).__name__} must have numbers; call the network on images once")
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise BronetError(f"state_dict of a network must hold tensors only, got {type(value).__name__} as {name}")
+    where = Path(f"state_dict of {type(model).__name__}")
+    require_ordinary(state, where)
+    fitting(state, state, where)
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -122,8 +129,8 @@ def _require_logits(model: nn.Module, data: DataRecipe) -> None:
     modes = [(part, part.training) for part in model.modules()]
     try:
         shape = tuple(model.eval()(like.new_zeros(2, *spec.shape)).shape)
-    except (RuntimeError, TypeError, ValueError, AttributeError, BronetError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # whatever a forward of the user's own raises
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BronetError(f"model must take images of {spec.name}, {spec.shape}, but: {reason}") from None
     finally:
         for part, was_training in modes:

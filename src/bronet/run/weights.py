@@ -25,6 +25,9 @@ from bronet.run.folder import RunFolder
 FORMAT_KEY = "bronet"
 KIND = "weights"
 RECIPE_KEY = "recipe"
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+STORED = {*FLOATS, torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+"""Kinds of numbers that parameters and buffers may have."""
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor], *, recipe: Recipe) -> None:
@@ -78,12 +81,27 @@ def fitting(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Pa
     return cast
 
 
+def require_ordinary(tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    """Raise where a tensor is sparse, quantised, of numbers that no file holds, or smaller in memory than its shape."""
+    for name, tensor in tensors.items():
+        is_odd = tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta
+        if is_odd or tensor.dtype not in STORED or tensor.untyped_storage().nbytes() < tensor.nbytes:
+            raise BronetError(
+                f"{name!s:.80} in {where} must be an ordinary tensor of numbers, one in memory for each entry"
+            )
+
+
 @torch.no_grad()
 def _copy_into(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Copy tensors, read from `path`, into the model's parameters and buffers, all or none."""
     state = model.state_dict()
-    for name, tensor in fitting(tensors, state, path).items():
+    fitted = fitting(tensors, state, path)
+    for name, tensor in fitted.items():
         state[name].copy_(tensor)
+    # A model of the user's own code may return copies from state_dict(), or one tensor under two names.
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor, fitted[name].to(tensor.device)):
+            raise BronetError(f"{name} of {type(model).__name__} must take its numbers in {path}, but it has others")
 
 
 def check_fit(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
