@@ -21,11 +21,12 @@ def product(A: Float[Tensor, "*a m k"], B: Float[Tensor, "*b k n"]) -> Float[Ten
     elsewhere. The BLAS starts sooner.
     """
     plain = A.device.type != "cpu" or A.dtype != torch.float32 or torch.compiler.is_compiling() or is_traced()
-    plain = plain or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
+    if plain or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad)):
+        return A @ B  # without a look at sizes, which would bind those of an exported program
     (m, k), n, batch = A.shape[-2:], B.shape[-1], max(A.shape[:-2], B.shape[:-2], key=len)
     single = A.numel() == m * k and B.numel() == k * n
     large = m * k * n >= _LEAST_ONEDNN_PRODUCT and min(m, n) >= _LEAST_ONEDNN_SIDE
-    if plain or not large or not (single or A.shape[:-2] == B.shape[:-2]):
+    if not large or not (single or A.shape[:-2] == B.shape[:-2]):
         return A @ B
     if (through_onednn := _product_through_onednn()) is None:
         return A @ B
