@@ -109,7 +109,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
             wrong = f"got {groups} for {in_channels} and {out_channels} channels"
             raise BronetError(f"groups of {name} must divide in_channels and out_channels, {wrong}")
         if dilation > 1 and (keep_padding or not self.unshuffles):
-            raise BronetError(f"dilation of {name} must be 1, with keep_padding at least, got {dilation}")
+            case = " with keep_padding" if keep_padding else ""
+            raise BronetError(f"dilation of {name} must be 1{case}, got {dilation}")
         self.dilation = dilation
         if self.needs_odd_kernel and kernel_size % 2 == 0:
             raise BronetError(f"kernel_size of {name} must be odd (its kernel needs a middle tap), got {kernel_size}")
