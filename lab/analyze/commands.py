@@ -176,11 +176,12 @@ def converted(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from 0.")] = 3,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Of each training.")] = 20,
 ) -> None:
-    """Train and certify a converted ResNet beside a BRONet of its size. Digits held out of the training split.
+    """Train and certify a converted ResNet and a BRONet of its size.
 
     Example:  python -m lab analyze converted
 
-    Writes converted.csv into --out, and prints the table of docs/convert.md. Takes some minutes on two CPU cores.
+    The digits held out of the training split judge them. Writes converted.csv into --out, and prints the table of
+    docs/convert.md. Takes some minutes on two CPU cores.
     """
     from bronet.files import replace_bytes
     from lab.analyze import converted as experiment
