@@ -176,7 +176,7 @@ def converted(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from 0.")] = 3,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Of each training.")] = 20,
 ) -> None:
-    """Train and certify a converted ResNet and a BRONet of its size.
+    """Certify a converted ResNet and a BRONet of its size.
 
     Example:  python -m lab analyze converted
 

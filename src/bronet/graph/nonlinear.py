@@ -122,7 +122,12 @@ def clamp(out: Output, input: Input, min: float | None = None, max: float | None
     offset = up(gamma(0) * sum(limits) * math.sqrt(math.prod(input.shape)))
     # Tensors: an exported file holds plain numbers with seven digits.
     least, most = (None if bound is None else torch.tensor(bound, dtype=torch.float64) for bound in (low, high))
-    return replace(elementwise(lambda x: x.clamp(least, most), input, roundings=0), offset=offset)
+
+    def limited(x: Tensor) -> Tensor:  # by functions that take such a tensor from a CPU on any device
+        above = x if least is None else torch.maximum(x, least)
+        return above if most is None else torch.minimum(above, most)
+
+    return replace(elementwise(limited, input, roundings=0), offset=offset)
 
 
 @rule_of("hardswish")
