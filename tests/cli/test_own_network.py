@@ -305,7 +305,7 @@ def test_a_state_that_no_file_holds_is_refused_before_anything_is_written(tmp_pa
         one.to(torch.float8_e4m3fn),
         one.to(torch.complex128),
         torch.ones(1).expand(3),
-        torch.nested.nested_tensor([one, one[:2]]),
+        torch.nested.nested_tensor([one, one[:2]], layout=torch.jagged),
     ]
     for buffer in odd:
         with pytest.raises(BronetError, match="extra in state_dict of Logits must be an ordinary tensor"):
