@@ -29,11 +29,12 @@ from lab.recipes import table_recipe
 IMAGES = 12
 VERIFIER = Path(__file__).parents[2] / "verifier" / "verifier.py"
 SMALL = ["model.depth=5", "model.width=2"]
+RECIPES = ["cifar10/lipconvnet-10-32-crc", "cifar10/soc-20-crc"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=["cifar10/lipconvnet-10-32-crc", "cifar10/soc-20-crc"])
+@pytest.fixture(scope="module", params=RECIPES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest network of a recipe of the tables, with random weights, certified on images of the sample."""
     recipe = override(table_recipe(request.param), SMALL)
@@ -67,6 +68,7 @@ def test_a_radius_above_the_proof_is_refused(run: Path, tmp_path: Path) -> None:
         verify_run(copy / "certificate-sample.json")
 
 
+@pytest.mark.parametrize("run", [RECIPES[0], pytest.param(RECIPES[1], marks=pytest.mark.slow)], indirect=True)
 def test_the_exported_program_keeps_the_classes(run: Path) -> None:
     network = prove(load_model(open_run(run)))
     images = load_dataset("cifar10", "sample").pixels(torch.arange(IMAGES), dtype=torch.float64)
