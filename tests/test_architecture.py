@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "bronet"
 LAB = ROOT / "lab"
 FILES = sorted(SOURCE.rglob("*.py"))
 LAB_FILES = sorted(LAB.rglob("*.py"))
-MOST_LINES = 300
+MOST_LINES = 350
 FRONT = frozenset({"__init__", "__main__", "__about__"})
 """The package's own face: the version, the lazy names and `python -m bronet`. It belongs to no room."""
 NO_TORCH = ("errors", "recipe")
