@@ -246,7 +246,8 @@ for wrapped in (
 ):
     print(torch.equal(bronet.certified_radius(wrapped, images), radii))
 print(torch.equal(bronet.certified_radius(model, images.numpy()), radii))
-print(torch.equal(bronet.certified_radius(model, images[0]), radii[0]))
+# A product with one column may add in another order than one with five.
+print(torch.allclose(bronet.certified_radius(model, images[0]), radii[0], rtol=1e3 * torch.finfo(radii.dtype).eps))
 """
 
 
