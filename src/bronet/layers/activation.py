@@ -24,7 +24,7 @@ from bronet.layers.base import (
     require_shape,
 )
 from bronet.layers.shift import Bias, Centring
-from bronet.ortho.tracing import is_followed_by_jit, is_traced
+from bronet.ortho.products import is_followed_by_jit, is_traced
 from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma, up
 
 

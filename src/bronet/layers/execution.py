@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bronet.layers.base import DerivedLayer, K, T, without_autocast
-from bronet.ortho.tracing import is_traced
+from bronet.ortho.products import is_traced
 
 
 class SideStream:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.layers.base import require_counts
-from bronet.ortho.tracing import memoized
+from bronet.ortho.products import memoized
 
 
 class IdentityResidual(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.layers.base import OneLipschitz, batch_first, batch_last
 from bronet.ortho import bro_convolution
-from bronet.ortho.tracing import is_traced
+from bronet.ortho.products import is_traced
 from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.

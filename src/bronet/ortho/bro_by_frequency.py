@@ -108,12 +108,6 @@ class FrequencyReflection(torch.autograd.Function):
         return gx, gradient.permute(2, 3, 0, 1) * (-2 / scale), None
 
 
-def trains_by_frequency(x: Tensor, V: Tensor, geometry: Geometry) -> bool:
-    """Whether this form can train on images like x: on a CPU, padding cropped again, all in one precision."""
-    eager = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return eager and x.dtype == V.dtype and geometry.windows.source == geometry.windows.target
-
-
 def _reflected(rows: Tensor, kernel: _Matrix, inverse: _Matrix) -> tuple[Tensor, Tensor]:
     """Return p and V p as rows, for rows of u with no more channels than V has."""
     z = kernel.first(rows.shape[1]).after(rows, conjugate=True)

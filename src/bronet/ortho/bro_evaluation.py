@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.bro_by_frequency import FrequencyReflection, trains_by_frequency
+from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
-from bronet.ortho.products import product
+from bronet.ortho.products import is_traced, product
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
-from bronet.ortho.tracing import is_traced
 
 # Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
@@ -186,7 +185,8 @@ def training_form(
     if fits(geometry, (k, k)):
         cost = 3 * InSpace(geometry).cost(shapes) + _PRODUCT * (2 * pairs + 4 * f * n**3)
         least, best = (cost, SpatialReflection) if cost < least else (least, best)
-    if trains_by_frequency(x, V, geometry):
+    keeps_size = geometry.windows.source == geometry.windows.target  # and all is in one precision
+    if keeps_size and x.dtype == V.dtype and not torch.compiler.is_compiling():
         products = _CONVOLUTION * (24 * c * n * len(x) + 3 * c * n**2) + _PRODUCT * 4 * (n**3 + k * k * c * n)
         cost = _COPIES * (f * (products + _START) + 2 * factor.transform_cost(shapes))
         least, best = (cost, FrequencyReflection) if cost < least else (least, best)

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bronet.ortho.bro_convolution import Geometry, pixels_first
+from bronet.ortho.products import memoized
 from bronet.ortho.real_dft import half_basis
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of
 from bronet.ortho.spectrum import autocorrelation, tap_shifts
-from bronet.ortho.tracing import memoized
 
 
 class SpatialFactors(NamedTuple):

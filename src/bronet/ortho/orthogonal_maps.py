@@ -16,8 +16,8 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bronet.ortho.products import is_traced
 from bronet.ortho.spd import CHOLESKY_RIDGE, factored, require_operators, ridge_slope, scale_of, unit_scaled, with_ridge
-from bronet.ortho.tracing import is_traced
 
 # Newton steps of the published LOT layer, and Bjorck's of the published BCOP layer.
 LOT_STEPS = 10

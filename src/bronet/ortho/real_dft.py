@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.ortho.products import product
-from bronet.ortho.tracing import memoized
+from bronet.ortho.products import memoized, product
 
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
 # unit makes the dense form's extra arithmetic free for longer.

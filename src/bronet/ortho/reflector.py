@@ -13,9 +13,8 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 from torch.autograd.function import once_differentiable
 
-from bronet.ortho.products import product
+from bronet.ortho.products import is_traced, product
 from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
-from bronet.ortho.tracing import is_traced
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:

@@ -17,8 +17,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.ortho.products import float32_products
-from bronet.ortho.tracing import is_followed_by_jit, is_traced
+from bronet.ortho.products import float32_products, is_followed_by_jit, is_traced
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
 BRO_RIDGE = 1e-7

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from bronet.ortho.products import is_traced, memoized
 from bronet.ortho.real_dft import frequencies, kernel_basis
-from bronet.ortho.tracing import is_traced, memoized
 
 
 def spectrum_blocks(
