@@ -22,8 +22,7 @@ from torch import Tensor
 
 from bronet.data import ImageSet
 from bronet.errors import BronetError
-from bronet.losses import logit_margin
-from bronet.losses.baselines import PUBLISHED_GAMMA, certificate_risk
+from bronet.losses import PUBLISHED_GAMMA, certificate_risk, logit_margin
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import check_seed
 from bronet.report.figures import LIGHT, style

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from bronet.losses.baselines import PUBLISHED_GAMMA
+from bronet.losses import PUBLISHED_GAMMA
 from bronet.report.figures import LIGHT, style
 
 TEMPERATURE, OFFSET, BETA = 0.75, 2.0, 5.0

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from bronet import BronetError, load_pretrained
 from bronet.data import load_dataset
-from bronet.losses import certificate_regularization, cross_entropy, logit_annealing, logit_margin
-from bronet.losses.baselines import certificate_risk
+from bronet.losses import certificate_regularization, certificate_risk, cross_entropy, logit_annealing, logit_margin
 from bronet.recipe import named_recipe
 from lab.analyze import converted, cr_landscape, loss_curves, run_figures, theorem1
 from lab.commands import app

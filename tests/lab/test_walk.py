@@ -24,7 +24,7 @@ def test_a_function_counts_in_any_thread_and_another_package_does_not() -> None:
 def test_the_walk_of_a_certificate_passes_through_the_proof_and_not_through_training() -> None:
     files = walk("certify")
     assert {"cli/certify.py", "proof/proved_map.py", "radius.py"} <= files.keys()
-    assert not any(file.startswith(("training/", "losses/", "attack/", "web/")) for file in files)
+    assert not any(file.startswith(("training/", "losses.py", "attack/", "web/")) for file in files)
 
 
 def test_an_unknown_walk_is_refused() -> None:

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from bronet import losses
 from bronet.errors import BronetError
-from bronet.losses.baselines import certificate_risk
-from bronet.losses.labels import checked_logits
+from bronet.losses import certificate_risk, checked_logits
 from bronet.radius import margin_radius
 
 IMAGES, CLASSES = 12, 4
