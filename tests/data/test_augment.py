@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.data.augment import Op, apply_ops, augment, op_tables, random_crop, random_flip
+from bronet.data.augment import Op, apply_ops, augment, gather_pixels, op_tables, random_crop, random_flip
 from bronet.data.load import load_digits
-from bronet.data.operations import gather_pixels
 from bronet.data.randomness import generator_for
 from bronet.errors import BronetError
 from bronet.recipe.schema import Border, DataRecipe

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bronet.data.batches import endless_batch, pass_order, steps_per_epoch
-from bronet.data.image_set import stable_hash
-from bronet.data.randomness import BatchShare, generator_for
+from bronet.data.randomness import BatchShare, generator_for, stable_hash
 from bronet.errors import BronetError
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bronet.data import DecodedStream, FileSet, ImageSet, MixedBatches, ResidentStream, open_images
+from bronet.data.batches import PlannedBatch
 from bronet.data.decode import decode_random
-from bronet.data.image_set import stable_hash
-from bronet.data.stream import PlannedBatch
+from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override
 from generated_images import class_folders

@@ -3,12 +3,11 @@
 It reads the digits in the package, CIFAR-10/100, Tiny-ImageNet and ImageNet (Section 5), and folders of one's own.
 """
 
-from bronet.data.batches import Batch, MixedBatches, prepared_ahead
+from bronet.data.batches import Batch, DecodedStream, ImageStream, MixedBatches, ResidentStream, prepared_ahead
 from bronet.data.image_set import FileSet, ImageSet, stratified_split
 from bronet.data.load import data_folder, folder, load_dataset, load_images, open_images, open_synthetic, provide_images
 from bronet.data.randomness import generator_for
 from bronet.data.sources import batches_of
-from bronet.data.stream import DecodedStream, ImageStream, ResidentStream
 
 __all__ = [
     "Batch",

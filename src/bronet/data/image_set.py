@@ -5,7 +5,6 @@ are in that pixel space. The stored values are not copied, so they must not be w
 the layout of ImageNet, of EDM2's generated images and of most data sets of one's own.
 """
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bronet.data.decode import decode_centre, decode_whole
+from bronet.data.randomness import stable_hash
 from bronet.errors import BronetError
 from bronet.recipe.schema import DatasetSpec
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
-
-SEED_BYTES = 8
-LARGEST_SEED = 2**63 - 1
-"""`manual_seed` takes signed 64-bit integers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,9 +192,3 @@ def _images_below(folder: Path) -> list[str]:
         elif Path(entry.name).suffix.lower() in SUFFIXES:
             found.append(entry.name)
     return sorted(found)
-
-
-def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
-    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
-    message = repr((int(seed), purpose, *map(int, numbers))).encode()
-    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED

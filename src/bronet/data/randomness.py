@@ -4,25 +4,40 @@ A generator is seeded by (seed, purpose, epoch, step, ...), so that a resumed ru
 uninterrupted one, with no random state to save. Another version of torch or kind of device may draw different bits.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bronet.data.image_set import stable_hash
 from bronet.errors import BronetError
+
+SEED_BYTES = 8
+LARGEST_SEED = 2**63 - 1
+"""`manual_seed` takes signed 64-bit integers."""
+
+
+def stable_hash(seed: int, purpose: str, *numbers: int) -> int:
+    """Return a 63-bit hash, the same in every process and on every platform (Python's `hash` is not)."""
+    message = repr((int(seed), purpose, *map(int, numbers))).encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=SEED_BYTES).digest(), "big") & LARGEST_SEED
+
+
+def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a fresh generator; other purposes or numbers give unrelated streams, but for a rare collision."""
+    return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
 
 
 @dataclass(frozen=True)
 class BatchShare:
-    """The part `start` to `stop` of a batch of `total` images that one process works on.
+    """The images that one process works on: so many, from `start`, of a batch of `total`.
 
     Numbers are drawn for the whole batch and then divided, so that a batch does not depend on the number of processes.
     """
 
     start: int
-    stop: int
+    size: int
     total: int
 
     @classmethod
@@ -34,16 +49,8 @@ class BatchShare:
                 "change train.batch_size (or data.synthetic_batch) or the number of processes"
             )
         size = total // world
-        return cls(rank * size, (rank + 1) * size, total)
+        return cls(rank * size, size, total)
 
     def take(self, draws: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
         """Return this share of draws for the whole batch, which lies along `dim`."""
-        return draws.narrow(dim, self.start, self.stop - self.start)
-
-
-def generator_for(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a fresh generator whose draws depend on the arguments only.
-
-    Different purposes or numbers give unrelated streams, up to the rare collision of two hashes.
-    """
-    return torch.Generator(device=device).manual_seed(stable_hash(seed, purpose, *numbers))
+        return draws.narrow(dim, self.start, self.size)

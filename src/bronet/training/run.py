@@ -121,7 +121,7 @@ def train(
             "steps": batches.steps_per_epoch * recipe.train.epochs,
         }
         if recipe.data.name not in DATASETS:  # the names of its folders, on which labels rest
-            record["classes"] = list(batches.real.classes)
+            record["classes"] = list(batches.classes)
         tracker = tensorboard_writer()(str(run.tracking)) if options.track and processes.is_main else None
         training = Training(recipe, model, batches, run, processes, held_out, tracker, options.fsdp)
         training.fit(resume=resume, progress=progress)
