@@ -1,7 +1,7 @@
 """Radii from gradient and curvature: what is proved of a smooth head, and that nothing closer changes the class."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import mpmath
 import numpy as np
@@ -13,8 +13,8 @@ from bronet import Chain, prove
 from bronet.graph.network import ProvedNetwork
 from bronet.layers import BROConv2d, BROLinear, Flatten, LipschitzLayer, MaxMin, Normalization, SmoothHead
 from bronet.layers.registry import create_convolution
-from bronet.proof.curvature import LARGEST_CURVATURE, SmoothBend, bent, slope
-from bronet.proof.proved_map import FLOAT32, executed_in
+from bronet.proof.curvature import LARGEST_CURVATURE, BentMap, bent, slope
+from bronet.proof.proved_map import FLOAT32, ProvedMap, executed_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,9 +40,9 @@ def network(kind: str, *, scale: float = 1.0, seed: int = 0) -> ProvedNetwork:
     return prove(model.double().eval())
 
 
-def bend_of(proved: ProvedNetwork) -> SmoothBend:
-    assert isinstance(proved.head.bend, SmoothBend)
-    return proved.head.bend
+def head_in(proved: ProvedNetwork) -> BentMap:
+    assert isinstance(proved.head, BentMap)
+    return proved.head
 
 
 def nearest(program: Callable[[Tensor], Tensor], x: Tensor, t: Tensor, radius: Tensor, steps: int = 60) -> Tensor:
@@ -71,7 +71,8 @@ def nearest(program: Callable[[Tensor], Tensor], x: Tensor, t: Tensor, radius: T
 
 def without_bend(proved: ProvedNetwork) -> ProvedNetwork:
     last = proved.nodes[-1]
-    return replace(proved, nodes=(*proved.nodes[:-1], replace(last, proved=replace(last.proved, bend=None))))
+    straight = ProvedMap(**{field.name: getattr(last.proved, field.name) for field in fields(ProvedMap)})
+    return replace(proved, nodes=(*proved.nodes[:-1], replace(last, proved=straight)))
 
 
 def test_the_activation_has_the_slope_and_the_curvature_that_the_proof_takes() -> None:
@@ -90,8 +91,8 @@ def test_the_activation_has_the_slope_and_the_curvature_that_the_proof_takes() -
 def test_no_curvature_lies_below_that_of_the_margin(scale: float) -> None:
     """The least eigenvalue of the exact Hessian of every pair, at many points, against K."""
     head = head_of(5, 4, scale=scale)
-    bend = head.proved((5,)).bend
-    assert isinstance(bend, SmoothBend)
+    proved = head.proved((5,))
+    assert isinstance(proved, BentMap)
     W, b, V = (t.detach() for t in (head.hidden_weight, head.hidden_bias, head.weight))
     generator = torch.Generator().manual_seed(1)
     tightest = torch.zeros(4, 4, dtype=torch.float64)
@@ -102,23 +103,23 @@ def test_no_curvature_lies_below_that_of_the_margin(scale: float) -> None:
             for j in range(4):
                 hessian = W.mT @ ((V[t] - V[j]) * curvature)[:, None].mul(W)
                 least = -float(torch.linalg.eigvalsh(hessian)[0])
-                assert least <= float(bend.curvature[t, j]) * (1 + 1e-12)
+                assert least <= float(proved.curvature[t, j]) * (1 + 1e-12)
                 tightest[t, j] = max(float(tightest[t, j]), least)
     off = ~torch.eye(4, dtype=torch.bool)
     if scale <= 1:  # at larger ones nearly all units are far from where they bend
-        assert (tightest[off] > 0.02 * bend.curvature[off]).all()
+        assert (tightest[off] > 0.02 * proved.curvature[off]).all()
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_no_gradient_lies_below_the_exact_one(scale: float) -> None:
     """Judged with sixty digits: the bound holds, and is no more than rounding above."""
     head = head_of(4, 3, scale=scale)
-    bend = head.proved((4,)).bend
-    assert isinstance(bend, SmoothBend)
+    proved = head.proved((4,))
+    assert isinstance(proved, BentMap)
     W, b, V = (t.detach().tolist() for t in (head.hidden_weight, head.hidden_bias, head.weight))
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     prediction = torch.tensor([0, 1, 2, 0, 1, 2])
-    bounds = bend.gradients(z, prediction)
+    bounds = proved.gradients(z, prediction)
     with mpmath.workdps(60):
         for i, t in enumerate(prediction.tolist()):
             a = [mpmath.fdot(row, z[i].tolist()) + mpmath.mpf(shift) for row, shift in zip(W, b, strict=True)]
@@ -168,12 +169,12 @@ def test_the_radius_is_the_larger_of_two_and_gains_over_constants_alone() -> Non
     assert (both.targeted >= straight.targeted).all()
     assert (both.radius > straight.radius).double().mean() > 0.9
     # Of one logit that no other bends away from, the quadratic formula itself, by another way than the program's.
-    bend = bend_of(proved)
+    head = head_in(proved)
     z = images
     for node in proved.nodes[:-1]:
         z = node.proved.apply(z)
-    g = bend.gradients(z, both.prediction) * proved.lipschitz
-    K = bend.curvature[both.prediction] * proved.lipschitz**2
+    g = head.gradients(z, both.prediction) * proved.lipschitz
+    K = head.curvature[both.prediction] * proved.lipschitz**2
     logits = proved.logits(images)
     margin = logits.gather(1, both.prediction[:, None]) - logits
     formula = ((g.square() + 2 * K * margin).sqrt() - g) / K
@@ -186,9 +187,9 @@ def test_a_curvature_that_is_too_small_is_found_out() -> None:
     """Without K the search finds other classes within what would be certified: the test above can fail."""
     proved = network("bro", scale=3.0)
     last = proved.nodes[-1]
-    bend = bend_of(proved)
-    wrong = replace(bend, curvature=0 * bend.curvature)
-    false = replace(proved, nodes=(*proved.nodes[:-1], replace(last, proved=replace(last.proved, bend=wrong))))
+    head = head_in(proved)
+    wrong = replace(head, curvature=0 * head.curvature)
+    false = replace(proved, nodes=(*proved.nodes[:-1], replace(last, proved=wrong)))
     images = torch.rand(200, *SHAPE, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     claimed = false.certify(images)
     z = images
@@ -204,13 +205,13 @@ def test_a_curvature_that_is_too_small_is_found_out() -> None:
 
 def test_of_many_classes_one_bound_serves_for_all_pairs() -> None:
     head = head_of(6, 12)
-    bend = head.proved((6,)).bend
-    assert isinstance(bend, SmoothBend)
+    proved = head.proved((6,))
+    assert isinstance(proved, BentMap)
     V, W = head.weight.detach(), head.hidden_weight.detach()
     norm = float(torch.linalg.matrix_norm(W, 2))
     simple = (V[None] - V[:, None]).clamp_min(0).amax(dim=-1) * norm**2 / 4
-    assert (bend.curvature >= simple * (1 - 1e-12)).all()
-    torch.testing.assert_close(bend.curvature, simple, rtol=1e-8, atol=0)
+    assert (proved.curvature >= simple * (1 - 1e-12)).all()
+    torch.testing.assert_close(proved.curvature, simple, rtol=1e-8, atol=0)
 
 
 def test_hostile_weights_give_no_radius_or_a_true_one() -> None:

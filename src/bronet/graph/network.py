@@ -28,6 +28,7 @@ from bronet.graph.operations import Graph, Operation
 from bronet.graph.reading import read
 from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.proof.budget import TENSOR_SLACK, Budget, joined_constant
+from bronet.proof.curvature import BentMap
 from bronet.proof.proved_map import Join, ProvedMap, up
 from bronet.proof.spectral import largest_singular_value
 from bronet.radius import targeted_radii
@@ -126,11 +127,11 @@ class ProvedNetwork:
         slope = (gaps * budget.ball_slope[:, None] + growth) * TENSOR_SLACK
         reach = budget.reach_within(head)
         targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
-        if head.bend is not None:
-            reach = reach.minimum(head.bend.reach(budget.elsewhere, budget.growth))
+        if isinstance(head, BentMap):
+            reach = reach.minimum(head.reach(budget.elsewhere, budget.growth))
             moved = (budget.at_image + budget.at_ball)[:, None] * TENSOR_SLACK
             speed = (up(self.lipschitz) + budget.ball_slope)[:, None] * TENSOR_SLACK
-            lost, secant = head.bend.losses(inputs[0], logits, moved=moved, speed=speed, growth=growth)
+            lost, secant = head.losses(inputs[0], logits, moved=moved, speed=speed, growth=growth)
             lost = (lost + rounding) * TENSOR_SLACK
             targeted = targeted.maximum(targeted_radii(logits, 0 * self.gaps, slack=lost, slope=secant))
         targeted = torch.minimum(targeted, reach[:, None])

@@ -112,7 +112,11 @@ def weighted_sum_norm(kernel: Float[Tensor, "c_out c_in k k"], weights: Float[Te
     AOL and SLL imply it is one, up to the rounding that is counted here.
     """
     c_out, c_in, k, _ = kernel.shape
-    sums = (_absolute_autocorrelation(kernel) @ weights) / weights
+    columns = kernel.transpose(0, 1)
+    flat = columns.flatten(1)
+    # The sums over taps of |autocorrelation|, through matrix products, whose rounding is known: some of i, j at a time.
+    parts = [(flat @ F.unfold(some, k, padding=k - 1)).abs().sum(-1) for some in columns.split(_CHANNELS_AT_ONCE)]
+    sums = (torch.cat(parts) @ weights) / weights
     magnitude = kernel.abs()
     # Rounding of the autocorrelation: gamma of the sums' length times the autocorrelation of |K|, summed alike.
     per_output = magnitude.sum((2, 3))
@@ -142,15 +146,3 @@ def pad_edges(x: Float[Tensor, "b c h w"], width: int, *, circular: bool) -> Flo
         size = x.shape[dim]
         x = x.index_select(dim, torch.arange(-width, size + width, device=x.device) % size)
     return x
-
-
-def _absolute_autocorrelation(kernel: Float[Tensor, "c_out c_in k k"]) -> Float[Tensor, "c_in c_in"]:
-    """Return the sum over taps of |autocorrelation|, through matrix products, whose rounding is known."""
-    k = kernel.shape[-1]
-    columns = kernel.transpose(0, 1)
-    flat = columns.flatten(1)
-    parts = [
-        (flat @ F.unfold(some, k, padding=k - 1)).abs().sum(-1)  # (some of i, j)
-        for some in columns.split(_CHANNELS_AT_ONCE)
-    ]
-    return torch.cat(parts)

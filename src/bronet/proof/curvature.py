@@ -22,7 +22,6 @@ from bronet.proof.budget import TENSOR_SLACK
 from bronet.proof.proved_map import (
     FLOAT64,
     NORM_UNDERFLOW,
-    Bend,
     Product,
     ProvedMap,
     arithmetic,
@@ -51,11 +50,11 @@ def slope(x: Tensor) -> Tensor:
     return (1 + x / (x * x + 4).sqrt()) / 2
 
 
-@dataclass(frozen=True)
-class SmoothBend(Bend):
-    """What is proved of the differences of logits f(z) = V a(W z + b) + c besides their Lipschitz constants.
+@dataclass(frozen=True, kw_only=True)
+class BentMap(ProvedMap):
+    """Logits f(z) = V a(W z + b) + c, with what is proved of their differences besides Lipschitz constants.
 
-    `curvature[t, j]` is K of f_t - f_j. `gaps`, `norm` and `absolute` bound |V_t - V_j|, |W| and the norm of |W|.
+    `curvature[t, j]` is K of f_t - f_j. `row_gaps`, `norm` and `absolute` bound |V_t - V_j|, |W| and the norm of |W|.
     """
 
     W: Float[Tensor, "h d"]
@@ -63,7 +62,7 @@ class SmoothBend(Bend):
     V: Float[Tensor, "k h"]
     norm: float
     absolute: float
-    gaps: Float[Tensor, "k k"]
+    row_gaps: Float[Tensor, "k k"]
     curvature: Float[Tensor, "k k"]
 
     def gradients(self, z: Float[Tensor, "b d"], prediction: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
@@ -79,7 +78,7 @@ class SmoothBend(Bend):
         size = torch.linalg.vector_norm(z, dim=1) * (1 + gamma_of_proof(d + 2)) + NORM_UNDERFLOW
         moved = gamma_of_proof(d + 2) * (self.absolute * size + norm_of_constant(self.b))
         relative = self.norm * (LARGEST_CURVATURE * moved + gamma_of_proof(8)) + gamma_of_proof(h + 8) * self.absolute
-        errors = relative[:, None] * self.gaps[prediction]
+        errors = relative[:, None] * self.row_gaps[prediction]
         return (computed * (1 + gamma_of_proof(d + 2)) + errors) * TENSOR_SLACK + NORM_UNDERFLOW
 
     def losses(
@@ -91,10 +90,14 @@ class SmoothBend(Bend):
         speed: Float[Tensor, "b 1"],
         growth: Float[Tensor, "b 1"],
     ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
-        """With A = moved and B = speed: g (A + B r) + K (A + B r)^2 / 2, whose part without r is lost at once.
+        """Return what the margin of the predicted class over every other loses at once, and per unit of distance.
 
-        Of the rest, (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance. Its
-        root is of K and of the margin, not of K B^2, which may underflow where W is large and B is small.
+        z is what the map takes at an image. At a distance r it takes what lies within moved + speed r of that; growth r
+        is lost besides. The second bound holds as far as the margin of these logits lasts.
+
+        With A = moved and B = speed: g (A + B r) + K (A + B r)^2 / 2, whose part without r is lost at once. Of the
+        rest, (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance. Its root
+        is of K and of the margin, not of K B^2, which may underflow where W is large and B is small.
         """
         prediction = logits.argmax(dim=1)
         g, K = self.gradients(z, prediction), self.curvature[prediction]
@@ -107,7 +110,10 @@ class SmoothBend(Bend):
         return at_once, torch.maximum(tangent, secant * TENSOR_SLACK) + NORM_UNDERFLOW
 
     def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """What is squared, W z + b, must stay below the largest norm, like all that goes from one map to the next."""
+        """Return how far nothing inside the map overflows, where it takes norms of at most size + growth r.
+
+        What is squared, W z + b, must stay below the largest norm, like all that goes from one map to the next.
+        """
         largest = arithmetic().largest
         free = (largest - (self.absolute * size + norm_of_constant(self.b)) * TENSOR_SLACK) / TENSOR_SLACK
         return (free / (self.absolute * growth)).clamp_min(0).nan_to_num(0.0)
@@ -115,7 +121,7 @@ class SmoothBend(Bend):
 
 def proved_bend(
     W: Float[Tensor, "h d"], b: Float[Tensor, " h"], V: Float[Tensor, "k h"], c: Float[Tensor, " k"], gaps: Tensor
-) -> ProvedMap:
+) -> BentMap:
     """Return the proof of V a(W z + b) + c for float64 numbers of its own; `gaps` bounds |V_t - V_j|."""
     (hidden, features), classes = W.shape, V.shape[0]
     norm, outer = largest_singular_value(W), largest_singular_value(V)
@@ -133,8 +139,9 @@ def proved_bend(
         gain=up(outer * gain + back * (norm + gain)),
         offset=up(outer * offset + back * (shift + offset) + lost),
     )
-    bend = SmoothBend(W, b, V, norm, into.absolute_norm, gaps, _curvatures(W, V, norm))
-    return replace(shifted(plain, c), gaps=gaps * up(norm), bend=bend)
+    whole, curvature = replace(shifted(plain, c), gaps=gaps * up(norm)), _curvatures(W, V, norm)
+    absolute = into.absolute_norm
+    return BentMap(**vars(whole), W=W, b=b, V=V, norm=norm, absolute=absolute, row_gaps=gaps, curvature=curvature)
 
 
 def _curvatures(W: Float[Tensor, "h d"], V: Float[Tensor, "k h"], norm: float) -> Float[Tensor, "k k"]:

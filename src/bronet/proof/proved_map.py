@@ -17,8 +17,7 @@ reaches through names of its own file is not looked at; such names should be fun
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -52,6 +51,11 @@ NORM_UNDERFLOW = 2.0**-480
 TRIGONOMETRIC_ULPS = 32
 
 _PLAIN = (str, bytes, int, float, complex, type, torch.dtype, torch.device, type(None))
+# Where functions, their cells, bound methods, wrappers, partial functions and other objects hold what they hold.
+_HOLDING = (
+    *("__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__self__", "__func__", "__wrapped__"),
+    *("func", "args", "keywords", "__dict__"),
+)
 
 
 def up(value: float) -> float:
@@ -119,37 +123,12 @@ class Join(Enum):
     ROOT_OF_SQUARES = auto()
 
 
-class Bend(ABC):
-    """What is known of the differences of logits besides constants: how much they lose near a point."""
-
-    @abstractmethod
-    def losses(
-        self,
-        z: Float[Tensor, "b d"],
-        logits: Float[Tensor, "b k"],
-        *,
-        moved: Float[Tensor, "b 1"],
-        speed: Float[Tensor, "b 1"],
-        growth: Float[Tensor, "b 1"],
-    ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
-        """Return what the margin of the predicted class over every other loses at once, and per unit of distance.
-
-        z is what the map takes at an image. At a distance r it takes what lies within moved + speed r of that; growth r
-        is lost besides. The second bound holds as far as the margin of these logits lasts.
-        """
-
-    @abstractmethod
-    def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """Return how far nothing inside the map overflows, where it takes norms of at most size + growth r."""
-
-
 @dataclass(frozen=True)
 class ProvedMap:
     """A float64 map on a batch, with proved Lipschitz constant and rounding error; a remark is for people to read.
 
     Of logits f, `gaps[t, j]` is an upper bound on the Lipschitz constant of f_t - f_j with respect to the joined
-    inputs, where one is known that is better than sqrt(2) times `lipschitz`, and `bend` is what else is known of those
-    of one input. A rounding error that is not known has an
+    inputs, where one is known that is better than sqrt(2) times `lipschitz`. A rounding error that is not known has an
     infinite gain, a map without a bound an infinite constant.
     """
 
@@ -160,7 +139,6 @@ class ProvedMap:
     offset: float = 0.0
     remark: str = ""
     gaps: Float[Tensor, "k k"] | None = None
-    bend: Bend | None = None
     join: Join = Join.SUM
 
     @property
@@ -256,30 +234,23 @@ def require_sealed(apply: Callable[..., Tensor], name: str) -> None:
         )
 
 
-def held_by(function: object) -> Iterator[object]:
-    """Yield everything that a function holds on to, directly or through what it holds."""
-    waiting, seen = [function], set[int]()
+def held_by(function: object) -> Iterable[object]:
+    """Return everything that a function holds on to, directly or through what it holds."""
+    waiting, found = [function], dict[int, object]()
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, _PLAIN):
-            continue
-        seen.add(id(value))
-        yield value
-        waiting += _parts_of(value)
+        if id(value) not in found and not isinstance(value, _PLAIN):
+            found[id(value)] = value
+            waiting += _parts_of(value)
+    return found.values()
 
 
-def _parts_of(value: object) -> Iterator[object]:
-    if isinstance(value, (Tensor, nn.Module)):
-        return
-    if isinstance(value, (tuple, list, set, frozenset)):
-        yield from value
-    elif isinstance(value, dict):
-        yield from value.values()
-    else:
-        yield from (cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
-        yield from getattr(value, "__defaults__", None) or ()
-        yield from (getattr(value, "__kwdefaults__", None) or {}).values()
-        yield from (getattr(value, name, None) for name in ("__self__", "__func__", "__wrapped__", "func"))
-        yield from getattr(value, "args", None) or ()
-        yield from (getattr(value, "keywords", None) or {}).values()
-        yield from (getattr(value, "__dict__", None) or {}).values()
+def _parts_of(value: object) -> Iterable[object]:
+    match value:
+        case Tensor() | nn.Module():
+            return ()
+        case dict():
+            return value.values()
+        case tuple() | list() | set() | frozenset():
+            return value
+    return (getattr(value, name, None) for name in _HOLDING)

@@ -40,7 +40,8 @@ def largest_eigenvalue(M: Float[Tensor, "*batch n n"], formation_error: float = 
             "a Gram matrix must be finite to bound its norm; the weights hold NaN, infinity or huge numbers"
         )
     symmetric = M.tril() + M.tril(-1).mT
-    certain = _row_sum(symmetric)  # Gershgorin: always valid, tight where M is nearly a multiple of I
+    # The largest row sum (Gershgorin) is always valid, and tight where M is nearly a multiple of I.
+    certain = float(symmetric.abs().sum(-1).max()) * (1 + gamma_of_proof(M.shape[-1] + 1))
     if certain == 0:
         return formation_error
     # A largest row sum is at most sqrt(n) times the norm; the floor also ends the search where M has no positive part.
@@ -89,10 +90,6 @@ def absolute_norm(A: Float[Tensor, "*batch m n"]) -> float:
     A = A.double().abs()
     rows, columns = float(A.sum(-1).max()), float(A.sum(-2).max())
     return up(math.sqrt(rows) * math.sqrt(columns) * (1 + gamma_of_proof(A.shape[-1] + A.shape[-2])))
-
-
-def _row_sum(M: Tensor) -> float:
-    return float(M.abs().sum(-1).max()) * (1 + gamma_of_proof(M.shape[-1] + 1))
 
 
 def _estimate(M: Float[Tensor, "batch n n"]) -> float:
