@@ -6,25 +6,21 @@ so. The recipes of the paper's further rows (rivals, other losses, sweeps) are i
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.recipe.architecture import (
-    LIPCONVNET_DEPTHS,
-    LIPCONVNET_WIDTHS,
-    NAMED,
-    Architecture,
-    BRONetArchitecture,
-    LipConvNetArchitecture,
-)
+from bronet.recipe.architecture import LIPCONVNET_DEPTHS, LIPCONVNET_WIDTHS, NAMED
 from bronet.recipe.schema import CertifyRecipe, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
+from bronet.recipe.text import override, read_recipe
 from bronet.records import nearest
 
 CROP_PADDING = {"cifar10": 4, "cifar100": 4, "tiny-imagenet": 8}
 CIFAR = ("cifar10", "cifar100")
 GENERATED = {"cifar10": "edm-cifar10-4m.npz", "cifar100": "edm-cifar100-1m.npz"}
 FAST_OF = ("cifar10/bronet-m", "cifar10/bronet-l", "cifar100/bronet-m", "cifar100/bronet-l", "tiny-imagenet/bronet")
+SUFFIXES = frozenset({".yaml", ".yml"})
+"""Suffixes of recipe files; anything else is the name of a recipe."""
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -38,6 +34,12 @@ def named_recipe(name: str) -> Recipe:
     if name not in _BUILDERS:
         raise BronetError(f"unknown recipe {name!r}; did you mean {nearest(name, _BUILDERS)!r}?")
     return _BUILDERS[name]()
+
+
+def find_recipe(text: str) -> Recipe:
+    """Return the recipe that a text names: one of the package by its name, or a YAML file."""
+    path = Path(text)
+    return read_recipe(path, advice="give a YAML file or a name") if path.suffix in SUFFIXES else named_recipe(text)
 
 
 def _digits() -> Recipe:
@@ -68,12 +70,17 @@ def _small() -> Recipe:
     )
 
 
-def _bronet(dataset: str, name: str, model: Architecture) -> Recipe:
+def _small_lipnext() -> Recipe:
+    """A LipNeXt of width 64 and depth 8 for a few minutes on a CPU."""
+    return override(_small(), ["name=cifar10/lipnext-small", "model=lipnext-small", "optim.name=manifold"])
+
+
+def _bronet(dataset: str, name: str, model: str) -> Recipe:
     """Tables 1 and 9 (App. B.3, B.5): NAdam with Lookahead, LA on EMMA-adjusted logits, 800 epochs."""
     return Recipe(
         name=f"{dataset}/{name}",
         data=DataRecipe(name=dataset, crop_padding=CROP_PADDING[dataset], flip=True, randaugment_probability=0.5),
-        model=model,
+        model=NAMED[model],
         loss=LossRecipe(name="la", emma=True, emma_eps="108/255"),
         optim=OptimRecipe(name="nadam", lr=1e-3, weight_decay=4e-5, warmup_epochs=20),
         train=TrainRecipe(epochs=800, batch_size=256),
@@ -94,18 +101,14 @@ def _imagenet() -> Recipe:
 
 def _edm(dataset: str) -> Recipe:
     """Table 2: 256 real and 768 generated images in a batch, no weight decay."""
-    recipe = _bronet(dataset, "bronet-l-edm", NAMED["bronet-l"])
-    data = replace(recipe.data, synthetic=GENERATED[dataset], synthetic_batch=768)
-    optim, train = replace(recipe.optim, weight_decay=0.0), replace(recipe.train, batch_size=1024)
-    return replace(recipe, data=data, optim=optim, train=train)
+    data = [f"data.synthetic={GENERATED[dataset]}", "data.synthetic_batch=768", "train.batch_size=1024"]
+    return override(_bronet(dataset, "bronet-l-edm", "bronet-l"), [*data, "optim.weight_decay=0"])
 
 
 def _edm2() -> Recipe:
     """Table 2: 512 real and 512 generated images in a batch, with RandAugment on both, as in the published code."""
-    recipe = _imagenet()
-    data = replace(recipe.data, synthetic="edm2-imagenet-2m", synthetic_batch=512, synthetic_crop_padding=0)
-    data = replace(data, synthetic_randaugment_probability=1.0)
-    return replace(recipe, name=f"{recipe.name}-edm2", data=data)
+    data = ["data.synthetic=edm2-imagenet-2m", "data.synthetic_batch=512", "data.synthetic_crop_padding=0"]
+    return override(_imagenet(), ["name=imagenet/bronet-edm2", *data, "data.synthetic_randaugment_probability=1"])
 
 
 def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
@@ -114,32 +117,28 @@ def _lipconvnet(dataset: str, depth: int, width: int) -> Recipe:
     The text has them at 50 and 150, and does not scale the loss. The head is LLN, as in the text; the published default
     on CIFAR-10, an orthogonal layer, is `model.head: bro`.
     """
-    model = LipConvNetArchitecture(depth=depth, width=width, backbone="bro")
-    sgd = OptimRecipe(name="sgd", lr=0.1, weight_decay=3e-4, clip_norm=None, lookahead_steps=0)
     return Recipe(
         name=f"{dataset}/lipconvnet-{depth}-{width}",
         data=DataRecipe(name=dataset, crop_padding=CROP_PADDING[dataset], flip=True),
-        model=model,
+        model=NAMED[f"lipconvnet-{depth}-{width}"],
         loss=LossRecipe(name="la", offset=2 * math.sqrt(2), scale=0.25),
-        optim=replace(sgd, schedule="milestones", milestones=(100, 150)),
+        optim=OptimRecipe(
+            name="sgd",
+            lr=0.1,
+            weight_decay=3e-4,
+            clip_norm=None,
+            lookahead_steps=0,
+            schedule="milestones",
+            milestones=(100, 150),
+        ),
         train=TrainRecipe(epochs=200, batch_size=512),
     )
 
 
 def _lipnext() -> Recipe:
     """LipNeXt-64M with the settings of its paper that are known; the others are BRONet's (docs/lipnext.md)."""
-    recipe = _bronet("cifar10", "lipnext-64m", NAMED["lipnext-64m"])
-    return replace(
-        recipe, loss=replace(recipe.loss, name="ce"), optim=replace(recipe.optim, name="manifold", weight_decay=0.0)
-    )
-
-
-def _small_lipnext() -> Recipe:
-    """A LipNeXt of width 64 and depth 8 for a few minutes on a CPU."""
-    recipe = _small()
-    return replace(
-        recipe, name="cifar10/lipnext-small", model=NAMED["lipnext-small"], optim=replace(recipe.optim, name="manifold")
-    )
+    changes = ["loss.name=ce", "optim.name=manifold", "optim.weight_decay=0"]
+    return override(_bronet("cifar10", "lipnext-64m", "lipnext-64m"), changes)
 
 
 def _fast(name: str) -> Recipe:
@@ -147,17 +146,14 @@ def _fast(name: str) -> Recipe:
 
     Our own neck starts from smaller weights than the published one, which a short training needs.
     """
-    recipe = named_recipe(name)
-    assert isinstance(recipe.model, BRONetArchitecture)
-    loss = replace(recipe.loss, teacher=0.5, teacher_epochs=5)
-    data = replace(recipe.data, border="edge", randaugment_ops="photometric")
-    model = replace(recipe.model, published_neck=False)
-    return _shortened(replace(recipe, data=data, loss=loss, model=model), epochs=160, budget="83/255")
+    data = ["data.border=edge", "data.randaugment_ops=photometric", "model.published_neck=false"]
+    teacher = ["loss.teacher=0.5", "loss.teacher_epochs=5"]
+    return _shortened(override(named_recipe(name), [*data, *teacher]), epochs=160, budget="83/255")
 
 
 def _small_fast() -> Recipe:
     """BRONet-S as its weights in the package were trained: without a teacher, and with black borders."""
-    return _shortened(_bronet("cifar10", "bronet-s", NAMED["bronet-s"]), epochs=200, budget="98/255")
+    return _shortened(_bronet("cifar10", "bronet-s", "bronet-s"), epochs=200, budget="98/255")
 
 
 def _shortened(recipe: Recipe, *, epochs: int, budget: str) -> Recipe:
@@ -165,12 +161,10 @@ def _shortened(recipe: Recipe, *, epochs: int, budget: str) -> Recipe:
 
     A smaller budget raises clean accuracy, a larger one certified accuracy at large radii.
     """
-    optim = OptimRecipe(
-        name="muon", lr=1.4e-3, momentum=0.95, weight_decay=4e-5, lookahead_steps=0, schedule="linear", warmup_epochs=5
-    )
-    train = replace(recipe.train, epochs=epochs, batch_size=512, precision="bf16")
-    loss = replace(recipe.loss, emma_eps=budget)
-    return replace(recipe, name=f"{recipe.name}-fast", loss=loss, optim=optim, train=train)
+    muon = ["optim.name=muon", "optim.lr=1.4e-3", "optim.momentum=0.95", "optim.lookahead_steps=0"]
+    schedule = ["optim.schedule=linear", "optim.warmup_epochs=5", f"train.epochs={epochs}", "train.batch_size=512"]
+    others = [f"name={recipe.name}-fast", f"loss.emma_eps={budget}", "train.precision=bf16"]
+    return override(recipe, [*muon, *schedule, *others])
 
 
 _BUILDERS: dict[str, Callable[[], Recipe]] = {
@@ -178,8 +172,8 @@ _BUILDERS: dict[str, Callable[[], Recipe]] = {
     "cifar10/bronet-small": _small,
     "cifar10/lipnext-small": _small_lipnext,
     "cifar10/lipnext-64m": _lipnext,
-    **{f"{data}/{n}": partial(_bronet, data, n, NAMED[n]) for data in CIFAR for n in ("bronet-m", "bronet-l")},
-    "tiny-imagenet/bronet": partial(_bronet, "tiny-imagenet", "bronet", NAMED["bronet-tiny"]),
+    **{f"{data}/{n}": partial(_bronet, data, n, n) for data in CIFAR for n in ("bronet-m", "bronet-l")},
+    "tiny-imagenet/bronet": partial(_bronet, "tiny-imagenet", "bronet", "bronet-tiny"),
     "imagenet/bronet": _imagenet,
     **{f"{data}/bronet-l-edm": partial(_edm, data) for data in CIFAR},
     "imagenet/bronet-edm2": _edm2,

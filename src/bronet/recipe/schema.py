@@ -4,7 +4,6 @@ A recipe is frozen and validated when it is made, and knows no tensors. Perturba
 ("36/255"), exactly as in the paper.
 """
 
-import difflib
 import reprlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,7 +16,7 @@ from bronet.recipe.architecture import (
     OwnArchitecture,
     Padding,
     Pixels,
-    check_settings,
+    Settings,
     parse_fraction,
 )
 from bronet.records import require_range
@@ -38,11 +37,13 @@ MAX_WEIGHT = 1e6
 """For a term or a scale of a loss: with a thousand classes float32 can represent it and its square."""
 
 UnitInterval = Annotated[float, Limits(0, 1)]
+BelowOne = Annotated[float, Limits(0, 1 - 1e-9)]
 Images = Annotated[int, Limits(0, MAX_IMAGES)]
 Count = Annotated[int, Limits(1, MAX_EPOCHS)]
 CountOrNone = Annotated[int, Limits(0, MAX_EPOCHS)]
 Scale = Annotated[float, Limits(1 / MAX_WEIGHT, MAX_WEIGHT)]
 Weight = Annotated[float, Limits(0, MAX_WEIGHT)]
+Budget = Annotated[str, parse_fraction]
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
@@ -56,8 +57,11 @@ def check_seed(seed: int, *, name: str = "seed") -> None:
         raise BronetError(f"{name} must satisfy 0 <= seed < 2^63, got {reprlib.repr(seed)}")
 
 
+Seed = Annotated[int, check_seed]
+
+
 @dataclass(frozen=True)
-class DatasetSpec:
+class DatasetSpec(Settings, table="data"):
     """What a model and a loader must agree on; the value of a pixel is its stored byte divided by `scale`."""
 
     name: str
@@ -66,9 +70,6 @@ class DatasetSpec:
     width: Pixels
     classes: Annotated[int, Limits(2, 65_536)]
     scale: Annotated[int, Limits(1, BYTE_SCALE)] = BYTE_SCALE
-
-    def __post_init__(self) -> None:
-        check_settings(self, f"data set {self.name}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -87,17 +88,17 @@ DATASETS = {spec.name: spec for spec in _KNOWN}
 
 
 def dataset_spec(name: str) -> DatasetSpec:
-    """Return the description of a known data set; an unknown name raises and suggests the nearest one."""
-    if name in DATASETS:
-        return DATASETS[name]
-    near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    own = "a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
-    hint = f'did you mean "{near[0]}"?' if near else own
-    raise BronetError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}; {hint}")
+    """Return the description of a known data set, or an error that names all of them."""
+    if name not in DATASETS:
+        raise BronetError(
+            f"dataset must be one of {', '.join(DATASETS)}, got {name!r}; "
+            "a folder of one's own needs data.channels, data.height, data.width and data.classes, too"
+        )
+    return DATASETS[name]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecipe:
+class DataRecipe(Settings, table="data"):
     """The data set and its augmentation; `held_out` training images are set aside for tuning.
 
     `name` is a known data set, or a folder of one's own with `channels`, `height`, `width` and `classes`. `resize` is
@@ -127,7 +128,7 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         spec = self.spec()
-        check_settings(self, "data")
+        super().__post_init__()
         for side in self.resize:
             require_range("each of data.resize", side, max(spec.height, spec.width), MAX_PIXELS)
         if self.resize and (len(self.resize) != 2 or self.resize[0] > self.resize[1]):
@@ -149,7 +150,7 @@ class DataRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossRecipe:
+class LossRecipe(Settings, table="loss"):
     """LA (temperature T, offset xi, annealing beta), cross-entropy, or cross-entropy with CR (weight gamma).
 
     `cr` says whether CR rewards the certified radius in pixel space (the published code) or the logit margin (the
@@ -166,35 +167,33 @@ class LossRecipe:
     cr: Literal["radius", "margin"] = "radius"
     scale: Scale = 1.0
     emma: bool = False
-    emma_eps: str = "108/255"
-    emma_start_eps: str = "3.6/255"
+    emma_eps: Budget = "108/255"
+    emma_start_eps: Budget = "3.6/255"
     emma_ramp: UnitInterval = 0.5
     teacher: UnitInterval = 0.0
     teacher_epochs: Count = 8
 
     def __post_init__(self) -> None:
-        check_settings(self, "loss")
+        super().__post_init__()
         if self.teacher and self.name != "la":
             raise BronetError(
                 f"loss.name must be la with a teacher (loss.teacher = {self.teacher}; 0 does without), got {self.name}"
             )
-        target = parse_budget(self.emma_eps, name="loss.emma_eps")
-        start = parse_budget(self.emma_start_eps, name="loss.emma_start_eps")
-        if start > target:
+        if parse_budget(self.emma_start_eps) > parse_budget(self.emma_eps):
             raise BronetError(
                 f"loss.emma_start_eps must be at most loss.emma_eps = {self.emma_eps}, got {self.emma_start_eps}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimRecipe:
+class OptimRecipe(Settings, table="optim"):
     """The optimiser, Lookahead, gradient clipping and the learning rate over time.
 
     `weight_decay` is added to the gradient as an L2 term. `clip_norm` None turns clipping off, and `lookahead_steps` 0
     turns Lookahead off. `momentum` is for sgd and muon (where 0.95 is usual); muon orthogonalises the updates of
-    orthogonal layers and uses nadam for the rest; manifold keeps LipNeXt's matrices orthogonal, and uses nadam for the
-    rest. `warmup_epochs` is for the cosine and linear schedules, `milestones`
-    (epochs at which the rate is multiplied by `milestone_factor`) for the other one.
+    orthogonal layers, manifold keeps LipNeXt's matrices orthogonal, and both use nadam for the rest. `warmup_epochs` is
+    for the cosine and linear schedules, `milestones` (epochs at which the rate is multiplied by `milestone_factor`) for
+    the other one.
     """
 
     name: Literal["nadam", "sgd", "muon", "manifold"] = "nadam"
@@ -210,13 +209,13 @@ class OptimRecipe:
     milestone_factor: UnitInterval = 0.1
 
     def __post_init__(self) -> None:
-        check_settings(self, "optim")
+        super().__post_init__()
         if list(self.milestones) != sorted(set(self.milestones)):
             raise BronetError(f"optim.milestones must be growing epochs, got {list(self.milestones)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRecipe:
+class TrainRecipe(Settings, table="train"):
     """The length and precision of training, power iterations per step, and what is kept.
 
     A network of the user's own may have 0 `epochs`, if it was trained elsewhere. A checkpoint is written every
@@ -227,32 +226,25 @@ class TrainRecipe:
 
     epochs: CountOrNone
     batch_size: Annotated[int, Limits(1, MAX_BATCH)]
-    seed: int = 0
+    seed: Seed = 0
     precision: Literal["float32", "bf16"] = "float32"
     power_iterations: Count = 10
     checkpoint_every: Count = 1
     keep_checkpoints: Count = 1
     validate_every: CountOrNone = 0
-    ema_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self, "train")
-        if not 0 <= self.ema_decay < 1:
-            raise BronetError(f"train.ema_decay must satisfy 0 <= decay < 1, got {self.ema_decay}")
-        check_seed(self.seed, name="train.seed")
+    ema_decay: BelowOne = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifyRecipe:
+class CertifyRecipe(Settings, table="certify"):
     """The budgets at which certified accuracy is reported; training logs the first one."""
 
-    eps: tuple[str, ...] = ("36/255", "72/255", "108/255")
+    eps: Annotated[tuple[str, ...], parse_fraction] = ("36/255", "72/255", "108/255")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.eps:
             raise BronetError('certify.eps must name at least one budget such as "36/255", got an empty list')
-        for text in self.eps:
-            parse_budget(text, name="certify.eps")
 
 
 @dataclass(frozen=True, kw_only=True)

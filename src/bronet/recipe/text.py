@@ -15,14 +15,10 @@ import yaml
 
 from bronet.errors import BronetError
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.catalog import named_recipe
 from bronet.recipe.schema import Recipe
 from bronet.records import Place, as_plain, nearest, read_record
 
 LONGEST_TEXT = 65_536  # characters; a recipe has about 1,500
-
-SUFFIXES = frozenset({".yaml", ".yml"})
-"""Suffixes of recipe files; anything else is the name of a recipe."""
 PLACE = Place("recipe")
 """How messages refer to the settings of a recipe."""
 
@@ -78,12 +74,6 @@ def from_text(text: str) -> Recipe:
     if isinstance(plain, dict) and isinstance(plain.get("model"), str):
         plain["model"] = _named_architecture(plain["model"])
     return read_record(Recipe, plain, PLACE)
-
-
-def find_recipe(text: str) -> Recipe:
-    """Return the recipe that a text names: one of the package by its name, or a YAML file."""
-    path = Path(text)
-    return read_recipe(path, advice="give a YAML file or a name") if path.suffix in SUFFIXES else named_recipe(text)
 
 
 def read_recipe(path: Path, *, advice: str) -> Recipe:

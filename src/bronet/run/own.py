@@ -77,7 +77,7 @@ def save_run(
 def own_architecture(model: nn.Module, import_path: str | None) -> OwnArchitecture:
     """Return what a recipe tells of a network: the name given, or where its class can be imported from."""
     if import_path is not None:
-        check_import_path(import_path, what="import_path")
+        check_import_path(import_path, name="import_path")
         return OwnArchitecture(name=import_path)
     kind = type(model)
     file = getattr(sys.modules.get(MAIN), "__file__", None) if kind.__module__ == MAIN else None
@@ -154,7 +154,7 @@ def with_own_network(run: RunFolder, import_path: str | None) -> RunFolder:
 
 def made(import_path: str, *, outside: Path) -> Any:
     """Return what the class or function of that name makes, or raise; nothing below the folder is imported."""
-    check_import_path(import_path, what="--model")
+    check_import_path(import_path, name="--model")
     module, _, name = import_path.partition(":")
     try:
         return getattr(_imported(module, outside.resolve()), name)()
