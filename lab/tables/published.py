@@ -15,7 +15,8 @@ from pathlib import Path
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
 from bronet.recipe.text import differing_keys, from_text
-from bronet.report.evidence import Evidence, Statistics, compute_statistics, read_evidence
+from bronet.report.evidence import Evidence, read_evidence
+from bronet.run.certificate import Statistics, compute_statistics
 from lab.packed import unpacked
 from lab.recipes import table_recipe
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import parse_budget
-from bronet.report.evidence import compute_statistics
 from bronet.report.table import joined
+from bronet.run.certificate import compute_statistics
 from bronet.wording import ABSENT, duration_text
 from lab.recipes import table_recipe
 from lab.tables.cells import aligned, differences

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from bronet import BronetError, Chain, load_pretrained, prove
-from bronet.certificates.alignment import alignment
-from bronet.certificates.run import certify_run
+from bronet.certificates.run import alignment, certify_run
 from bronet.certificates.verify import verify_run
 from bronet.data import ImageSet, load_dataset
 from bronet.graph.model import CertifiableModel

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.cli.exit_status import ExitStatus
 from bronet.errors import BronetError
-from bronet.report.evidence import compute_statistics
+from bronet.run.certificate import compute_statistics
 from lab.commands import app
 from lab.recipes import table_recipe
 from lab.tables.fill import BLOCK, filled

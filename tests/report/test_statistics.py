@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bronet.errors import BronetError
-from bronet.report.evidence import certified_accuracy, compute_statistics, radius_distribution
 from bronet.report.figures import certified_curve, draw_curve, figure_bytes
-from bronet.run.certificate import Row
+from bronet.run.certificate import Row, certified_accuracy, compute_statistics, radius_distribution
 
 PNG_SIGNATURE, PDF_SIGNATURE = b"\x89PNG\r\n", b"%PDF-"
 

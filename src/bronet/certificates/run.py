@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bronet.certificates.alignment import alignment
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable
@@ -27,6 +27,7 @@ from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
 from bronet.records import rows_of, write_rows
 from bronet.run.certificate import (
+    Alignment,
     CertificateFile,
     LayerBound,
     Rounding,
@@ -44,6 +45,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
 POWER_STEPS = 500
 """Of the naive estimates: as many as the published evaluation takes."""
+ALIGNMENT_IMAGES, ALIGNMENT_DIGITS = 50, 6
+"""As many images tell medians to a few percent, and cost little beside a certificate."""
+_IMAGES_WITH_GRADIENTS = 10  # at once: all activations are kept
 
 
 @dataclass(frozen=True)
@@ -268,3 +272,36 @@ def naive_radius(
     for part, was_training in modes:
         part.training = was_training
     return margin_radius(logits, gap_lipschitz).radius
+
+
+def alignment(network: ProvedNetwork, images: ImageSet) -> Alignment:
+    """Return how much of its proved constants a network's margins use at the first images: a diagnosis, no proof.
+
+    The margin that ends the radius has a gradient; its norm over the proved constant of that margin says which share of
+    the constant is steep at the image. With 0.6 the true distance to the boundary of the linearised network is 1 / 0.6
+    of the radius. A layer's share compares the gradient in front of it with its constant times the gradient behind it.
+    Those of a chain multiply to the whole, up to the head's own, which is one where the head is linear.
+    """
+    index = torch.arange(min(len(images), ALIGNMENT_IMAGES), device=images.labels.device)
+    parts = [images.pixels(part, dtype=torch.float64) for part in index.split(_IMAGES_WITH_GRADIENTS)]
+    whole, layers = (torch.cat(shares) for shares in zip(*(_shares(network, part) for part in parts), strict=True))
+    medians = layers.median(dim=0).values.tolist()
+    shares = tuple(None if math.isnan(share) else round(share, ALIGNMENT_DIGITS) for share in medians)
+    return Alignment(images=len(index), median=round(float(whole.median()), ALIGNMENT_DIGITS), layers=shares)
+
+
+@torch.enable_grad()
+def _shares(network: ProvedNetwork, images: Tensor) -> tuple[Float[Tensor, " b"], Float[Tensor, "b layers"]]:
+    """Return the share of every image, in all and of each layer; of a layer that has none NaN."""
+    *values, logits = network.values(images.requires_grad_())
+    t = logits.argmax(dim=1, keepdim=True)
+    margins, gaps = logits.gather(1, t) - logits, network.gap_lipschitz[t[:, 0]]
+    j = (margins / gaps).scatter(1, t, torch.inf).argmin(dim=1, keepdim=True)
+    gradients = torch.autograd.grad(margins.gather(1, j).sum(), values)
+    norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
+    uses = Counter(i for node in network.nodes for i in node.inputs)
+    layers = [torch.full_like(norms[0], math.nan) for _ in network.layers]
+    for value, node in enumerate(network.nodes[:-1], start=1):
+        if len(node.inputs) == uses[node.inputs[0]] == 1:
+            layers[value - 1] = (norms[node.inputs[0]] / (node.proved.lipschitz * norms[value])).nan_to_num(1.0)
+    return (norms[0] / gaps.gather(1, j)[:, 0]).nan_to_num(0.0), torch.stack(layers, dim=1)

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bronet.certificates.alignment import alignment
 from bronet.certificates.run import (
     Progress,
+    alignment,
     certify_images,
     images_hash,
     layer_bounds,

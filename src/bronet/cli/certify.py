@@ -13,7 +13,7 @@ from bronet.run.shares import Share
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bronet.report.evidence import Evidence
+    from bronet.run.certificate import CertificateFile
     from bronet.run.folder import RunFolder
 
 
@@ -61,7 +61,7 @@ def certify(
         raise BronetError("give either RUN or --pretrained NAME, and not both")
     console = open_console()
     with options.opened_runs(named, out=out, model=model) as (folder,):
-        evidence = certify_and_show(
+        certificate = certify_and_show(
             folder,
             console,
             eps=eps or (),
@@ -73,9 +73,11 @@ def certify(
             download=download,
         )
         if naive:
-            show_naive(console, evidence.naive())
+            from bronet.report.evidence import read_evidence
+
+            show_naive(console, read_evidence(folder, split=certificate.split).naive().statistics)
         if execution is not None:
-            place, chosen = options.usable_device(device), evidence.certificate.split
+            place, chosen = options.usable_device(device), certificate.split
             show_execution(folder, console, execution, split=chosen, device=place, data_dir=data_dir)
     say(console, f"next:    {options.command_for('report', folder.path)}")
 
@@ -91,14 +93,14 @@ def certify_and_show(
     device: str = "cpu",
     data_dir: Path | None = None,
     download: bool = False,
-) -> "Evidence":
-    """Certify a run, print its table and where its rows are, and return what was certified."""
+) -> "CertificateFile":
+    """Certify a run, print its table and where its rows are, and return the certificate."""
     from bronet.certificates.run import certify_run
     from bronet.cli.console import counting, note_of_few, say, show_results
-    from bronet.report.evidence import read_evidence
+    from bronet.run.certificate import compute_statistics
 
     with counting(console, "certifying") as show:
-        certify_run(
+        done = certify_run(
             run,
             eps=tuple(eps),
             split=split,
@@ -111,11 +113,11 @@ def certify_and_show(
             progress=show,
             share=Share.of_this_process(),
         )
-    evidence = read_evidence(run, split=split)
-    show_results(console, [evidence])
-    note_of_few(console, len(evidence.rows), split=split, limit=limit)
+    statistics = compute_statistics(done.rows, done.certificate.eps)
+    show_results(console, run.path.resolve().name, done.certificate, statistics)
+    note_of_few(console, len(done.rows), split=split, limit=limit)
     say(console, f"rows:    {run.certificate(split).rows}")
-    return evidence
+    return done.certificate
 
 
 def show_execution(

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bronet.cli.options import Split
-from bronet.report.evidence import Evidence
-from bronet.report.table import terminal_table
+from bronet.run.certificate import CertificateFile, Statistics
 from bronet.run.shares import Share
 from bronet.wording import bound_text, number_text, percent
 
@@ -67,13 +66,9 @@ def counting(console: Console, doing: str, *, things: str = "images") -> Iterato
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show_results(console: Console, runs: Sequence[Evidence]) -> None:
-    """Print the table of one run (a quantity per line) or of several (a run per line)."""
-    if len(runs) > 1:
-        console.print(terminal_table(runs))
-        return
-    certificate, statistics = runs[0].certificate, runs[0].statistics
-    title = f"{runs[0].name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
+def show_results(console: Console, name: str, certificate: CertificateFile, statistics: Statistics) -> None:
+    """Print the table of one run, a quantity per line."""
+    title = f"{name}: {certificate.images:,} {certificate.split} images of {certificate.data}"
     shares = {f"certified accuracy, radius {eps}": percent(share) for eps, share in statistics.certified.items()}
     rows = {
         "clean accuracy": percent(statistics.clean_accuracy),
@@ -94,10 +89,10 @@ def note_of_few(console: Console, images: int, *, split: Split, limit: int | Non
     say(console, f"note:    numbers of {some}; +- {points:.0f} points or less")
 
 
-def show_naive(console: Console, naive: Evidence) -> None:
+def show_naive(console: Console, naive: Statistics) -> None:
     """Print the accuracies of the literature's way, labelled."""
-    rows = {f"estimated at radius {eps}": percent(share) for eps, share in naive.statistics.certified.items()}
-    rows["median estimate of the correct images"] = number_text(naive.statistics.radius.median)
+    rows = {f"estimated at radius {eps}": percent(share) for eps, share in naive.certified.items()}
+    rows["median estimate of the correct images"] = number_text(naive.radius.median)
     console.print(_quantities("By float32 and power iteration: NOT A PROOF", rows))
 
 

@@ -38,6 +38,7 @@ def report(
     from bronet.cli.console import open_console, say, show_results
     from bronet.report import write_comparison, write_report
     from bronet.report.evidence import at_radii, read_evidence
+    from bronet.report.table import terminal_table
 
     console = open_console()
     with options.opened_runs(*runs, model=model) as folders:
@@ -46,7 +47,10 @@ def report(
             written = list(write_report(evidence[0], out, data_dir=data_dir))
         else:
             written = write_comparison(evidence, out or COMPARISON, data_dir=data_dir)
-    show_results(console, evidence)
+    if len(folders) == 1:
+        show_results(console, evidence[0].name, evidence[0].certificate, evidence[0].statistics)
+    else:
+        console.print(terminal_table(evidence))
     for path in written:
         say(console, f"wrote    {path}")
 

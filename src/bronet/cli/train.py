@@ -53,9 +53,9 @@ def quickstart(
     say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
     with _resumable():
         run = train_recipe(recipe, out, device="cpu", overwrite=True, command=options.typed_command())
-    evidence = certify_and_show(run, console)
+    certify_and_show(run, console)
     say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
-    say(console, f"report:  {write_report(evidence).page}")
+    say(console, f"report:  {write_report(run.path).page}")
     say(console, f"next:    bronet serve {shlex.quote(str(out))}   or   bronet recipes")
 
 
@@ -220,13 +220,14 @@ def _certify(
     import torch
 
     from bronet.cli.console import say
+    from bronet.report.evidence import read_evidence
     from bronet.wording import duration_text
 
     gc.collect()  # what training held on a GPU may be in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    evidence = certify_and_show(run, console, device=device, data_dir=data_dir)
-    certificate, training, wall = evidence.certificate, evidence.training_seconds, time.perf_counter() - began
+    certificate = certify_and_show(run, console, device=device, data_dir=data_dir)
+    training, wall = read_evidence(run).training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(
         console,

@@ -34,14 +34,9 @@ class _Forward(nn.Module):
 @torch.no_grad()
 def proved_program(network: ProvedNetwork) -> ExportedProgram:
     """Return the float64 program of a proof as a graph for any number of images: its operations, on its numbers."""
-
-    def logits(images: Tensor) -> Tensor:
-        values = [images]
-        for node in network.nodes:
-            values.append(node.proved.apply(*(values[i] for i in node.inputs)))
-        return values[-1]
-
-    return _folded(logits, torch.rand(_TRACED_IMAGES, *network.image_shape, dtype=torch.float64))
+    return _folded(
+        lambda images: network.values(images)[-1], torch.rand(_TRACED_IMAGES, *network.image_shape, dtype=torch.float64)
+    )
 
 
 @torch.no_grad()

@@ -97,6 +97,13 @@ class ProvedNetwork:
             self._free(values, value)
         return values[len(self.nodes)]
 
+    def values(self, images: Float[Tensor, "b ..."]) -> list[Tensor]:
+        """Return the images and what each operation of the program gives, the logits last; nothing is checked."""
+        values = [images]
+        for node in self.nodes:
+            values.append(node.proved.apply(*(values[i] for i in node.inputs)))
+        return values
+
     @torch.no_grad()
     def certify(self, images: Shaped[Tensor, "b ..."]) -> ProvedBatch:
         """Return prediction and proved radius of every image."""

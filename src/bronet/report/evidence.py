@@ -1,10 +1,7 @@
-"""What a report may look at, the files of one run folder, read and checked; and what it counts in their rows.
+"""What a report may look at, the files of one run folder, read and checked.
 
 Nothing is recomputed from weights or images here. `record.json` and `log.jsonl` are optional, because weights may
 come from elsewhere; the recipe and the two files of the certificate are not.
-
-Accuracies are over all images; median, variance and skewness of the radius (Table 6) over the correctly classified
-ones, as in the paper. Variance and skewness are those of the sample as a population, without a correction for its size.
 """
 
 import math
@@ -13,48 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import torch
 
 from bronet.errors import BronetError
 from bronet.files import Json, read_object
-from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
 from bronet.run.attack_rows import AttackFacts, AttackRow, check_attack, read_attack, read_attack_rows
-from bronet.run.certificate import CertificateFile, Row, check_rows, read_certificate, read_certificate_rows
+from bronet.run.certificate import (
+    CertificateFile,
+    Row,
+    Statistics,
+    check_rows,
+    compute_statistics,
+    read_certificate,
+    read_certificate_rows,
+)
 from bronet.run.folder import RunFolder
 
 ADVICE = "train and certify this run first"
 TEST_IMAGES = {"digits": 500, "cifar10": 10_000, "cifar100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
 """Test images of the known data sets."""
-
-
-class RadiusDistribution(NamedTuple):
-    """Table 6, over correctly classified images; NaN where undefined (no image, equal or infinite radii)."""
-
-    median: float
-    variance: float
-    skewness: float
-
-
-class Statistics(NamedTuple):
-    """Everything a table prints about a set of rows.
-
-    `certified` is the share of images proved correct throughout their ball, by its radius as the user wrote it.
-    """
-
-    images: int
-    correct: int
-    clean_accuracy: float
-    certified: dict[str, float]
-    radius: RadiusDistribution
-
-    @property
-    def percents(self) -> list[float]:
-        """The accuracies as the paper's tables list them: clean, then each radius, in percent."""
-        return [100 * share for share in (self.clean_accuracy, *self.certified.values())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,40 +145,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BronetError(f"cannot read {path}: {error}; {ADVICE}") from None
-
-
-def compute_statistics(rows: Sequence[Row], eps: Sequence[str]) -> Statistics:
-    """Return the statistics of at least one row, certified accuracies in the order of `eps` ("36/255", ...)."""
-    if not rows:
-        raise BronetError("rows must hold at least one image, got none; certify first")
-    correct = sum(row.correct for row in rows)
-    return Statistics(
-        images=len(rows),
-        correct=correct,
-        clean_accuracy=correct / len(rows),
-        certified={text: certified_accuracy(rows, parse_budget(text, name="eps")) for text in eps},
-        radius=radius_distribution(rows),
-    )
-
-
-def certified_accuracy(rows: Sequence[Row], eps: float) -> float:
-    """Return the share of rows certified at eps, as `bronet.radius.certified_at` defines it."""
-    radius = torch.tensor([row.radius for row in rows], dtype=torch.float64)
-    correct = torch.tensor([row.correct for row in rows])
-    return int(certified_at(radius, correct, eps).sum()) / len(rows)
-
-
-def radius_distribution(rows: Sequence[Row]) -> RadiusDistribution:
-    """Return median, variance and skewness of the radius over the correctly classified rows."""
-    radii = np.array([row.radius for row in rows if row.correct])
-    if radii.size == 0:
-        return RadiusDistribution(np.nan, np.nan, np.nan)
-    median = float(np.median(radii))
-    if not np.isfinite(radii).all():
-        return RadiusDistribution(median, np.nan, np.nan)
-    centred = radii - radii.mean()
-    variance = float((centred**2).mean())
-    # Equal radii differ from their mean by rounding alone, and have no skewness.
-    spread = np.sqrt(variance) > radii.size * np.finfo(np.float64).eps * radii.max()
-    skewness = float((centred**3).mean() / variance**1.5) if spread else np.nan
-    return RadiusDistribution(median, variance, skewness)

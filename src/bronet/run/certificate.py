@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from bronet.errors import BronetError
 from bronet.files import SEAL, Json, read_object, sealed
+from bronet.radius import certified_at
+from bronet.recipe.schema import parse_budget
 from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows
 from bronet.run.folder import RunFolder
 
@@ -49,6 +54,72 @@ class Row:
         for name, value in (("radius", self.radius), ("naive_radius", self.naive_radius)):
             if math.isnan(value) or value < 0:
                 raise BronetError(f"{name} must be at least 0, got {value}")
+
+
+class RadiusDistribution(NamedTuple):
+    """Table 6, over correctly classified images as in the paper; NaN where undefined (none, equal or infinite radii).
+
+    Variance and skewness are those of the sample as a population, without a correction for its size.
+    """
+
+    median: float
+    variance: float
+    skewness: float
+
+
+class Statistics(NamedTuple):
+    """Everything a table prints about a set of rows: accuracies over all images, the radius over the correct ones.
+
+    `certified` is the share of images proved correct throughout their ball, by its radius as the user wrote it.
+    """
+
+    images: int
+    correct: int
+    clean_accuracy: float
+    certified: dict[str, float]
+    radius: RadiusDistribution
+
+    @property
+    def percents(self) -> list[float]:
+        """The accuracies as the paper's tables list them: clean, then each radius, in percent."""
+        return [100 * share for share in (self.clean_accuracy, *self.certified.values())]
+
+
+def compute_statistics(rows: Sequence[Row], eps: Sequence[str]) -> Statistics:
+    """Return the statistics of at least one row, certified accuracies in the order of `eps` ("36/255", ...)."""
+    if not rows:
+        raise BronetError("rows must hold at least one image, got none; certify first")
+    correct = sum(row.correct for row in rows)
+    return Statistics(
+        images=len(rows),
+        correct=correct,
+        clean_accuracy=correct / len(rows),
+        certified={text: certified_accuracy(rows, parse_budget(text, name="eps")) for text in eps},
+        radius=radius_distribution(rows),
+    )
+
+
+def certified_accuracy(rows: Sequence[Row], eps: float) -> float:
+    """Return the share of rows certified at eps, as `bronet.radius.certified_at` defines it."""
+    radius = torch.tensor([row.radius for row in rows], dtype=torch.float64)
+    correct = torch.tensor([row.correct for row in rows])
+    return int(certified_at(radius, correct, eps).sum()) / len(rows)
+
+
+def radius_distribution(rows: Sequence[Row]) -> RadiusDistribution:
+    """Return median, variance and skewness of the radius over the correctly classified rows."""
+    radii = np.array([row.radius for row in rows if row.correct])
+    if radii.size == 0:
+        return RadiusDistribution(np.nan, np.nan, np.nan)
+    median = float(np.median(radii))
+    if not np.isfinite(radii).all():
+        return RadiusDistribution(median, np.nan, np.nan)
+    centred = radii - radii.mean()
+    variance = float((centred**2).mean())
+    # Equal radii differ from their mean by rounding alone, and have no skewness.
+    spread = np.sqrt(variance) > radii.size * np.finfo(np.float64).eps * radii.max()
+    skewness = float((centred**3).mean() / variance**1.5) if spread else np.nan
+    return RadiusDistribution(median, variance, skewness)
 
 
 class Targeted(NamedTuple):
