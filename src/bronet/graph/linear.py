@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.graph.operations import BY_DEFINITION, Apply, Input, NoRuleError, Output, axes_of, pair_of, rule_of
+from bronet.graph.operations import (
+    BY_DEFINITION,
+    Apply,
+    Input,
+    NoRuleError,
+    Output,
+    Rule,
+    Size,
+    axes_of,
+    pair_of,
+    rule_of,
+)
 from bronet.layers.head import upper_gaps
 from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
@@ -56,9 +67,9 @@ def conv2d(
     input: Input,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
+    stride: Size = 1,
     padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    dilation: Size = 1,
     groups: int = 1,
 ) -> ProvedMap:
     """A zero-padded convolution, computed as one product of the kernel with patches."""
@@ -96,11 +107,11 @@ def conv_transpose2d(
     input: Input,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    output_padding: int | Sequence[int] = 0,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
     groups: int = 1,
-    dilation: int | Sequence[int] = 1,
+    dilation: Size = 1,
 ) -> ProvedMap:
     """The adjoint of a zero-padded convolution, which has its norm, computed as one product whose patches are added."""
     steps, sides, dilations, taps = pair_of(stride), pair_of(padding), pair_of(dilation), tuple(weight.shape[2:])
@@ -223,23 +234,20 @@ def _sum(apply: Apply, out: Output, a: Input, b: Input) -> ProvedMap:
     return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
 
 
-@rule_of("mean")
-def mean(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
-    return _summed(out, input, axes_of(dim, input), keepdim, is_mean=True)
+def _summed(*, is_mean: bool) -> Rule:
+    def rule(out: Output, input: Input, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
+        axes = axes_of(dim, input)
+        dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
+        divisor = count if is_mean else 1
+        norm = math.sqrt(count) / divisor
+        # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
+        apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
+        return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), arithmetic().underflow, BY_DEFINITION)
+
+    return rule
 
 
-@rule_of("sum")
-def sums(out: Output, input: Input, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ProvedMap:
-    return _summed(out, input, axes_of(dim, input), keepdim, is_mean=False)
-
-
-def _summed(out: Output, x: Input, axes: Sequence[int], keepdim: bool, *, is_mean: bool) -> ProvedMap:
-    dims, count = [axis + 1 for axis in axes], math.prod(x.shape[axis] for axis in axes)
-    divisor = count if is_mean else 1
-    norm = math.sqrt(count) / divisor
-    # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
-    apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
-    return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), arithmetic().underflow, BY_DEFINITION)
+mean, _ = rule_of("mean")(_summed(is_mean=True)), rule_of("sum")(_summed(is_mean=False))
 
 
 @rule_of("log_softmax")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from bronet.graph.operations import (
     MOVES,
@@ -19,9 +20,12 @@ from bronet.graph.operations import (
     Input,
     NoRuleError,
     Output,
+    Rule,
+    axes_of,
     axis_of,
     entries_of,
     listed,
+    method_of,
     rule_of,
 )
 from bronet.proof.proved_map import Join, ProvedMap, exact, gamma, up
@@ -99,27 +103,23 @@ def _require_batch_first(size: object) -> None:
 # Selections and permutations, by what they do to numbers; none may go along the batch.
 
 
-def _along(name: str, dims: Callable[..., Sequence[int | None]]) -> None:
+def _along(name: str, dims: Callable[..., Any]) -> None:
     """Enter the rule of a function of torch, of whose arguments `dims` returns the dimensions."""
-    function = getattr(torch, name, None) or getattr(F, name)
+    function = getattr(Tensor, name, None) or getattr(F, name)
 
     def rule(out: Output, input: Input, *args: Any, **settings: Any) -> ProvedMap:
-        for dim in dims(*args, **settings):
-            if dim is None:
-                raise NoRuleError("it goes over all images of a batch; name its dimensions")
-            axis_of(dim, input)
+        axes_of(dims(*args, **settings), input)
         return copied(lambda x: function(x, *args, **settings), out, input)
 
     rule_of(name)(rule)
 
 
-_along("narrow", lambda dim, start, length: (dim,))
+_along("narrow", lambda dim, start, length: dim)
 _along("transpose", lambda dim0, dim1: (dim0, dim1))
 _along("flip", lambda *dims: listed(dims))
-_along("roll", lambda shifts, dims=None: listed((dims,)))
-_along("pixel_shuffle", lambda factor: ())
-_along("pixel_unshuffle", lambda factor: ())
-_along("channel_shuffle", lambda groups: ())
+_along("roll", lambda shifts, dims=None: dims)
+for _name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"):
+    _along(_name, lambda *_, **__: ())
 
 
 @rule_of("permute")
@@ -158,38 +158,28 @@ PARTS = (torch.chunk, torch.split, "chunk", "split", torch.unbind, "unbind", tor
 """What gives parts of an activation, each of which is a selection of its own."""
 
 
-def part(out: Output, input: Input, number: int, call: Callable[..., Any], *args: Any, **settings: Any) -> ProvedMap:
-    """One of the parts that a function gives of an activation."""
-    before = 0 if "unbind" in getattr(call, "__name__", "") else 1  # arguments before the dimension
+def part(out: Output, input: Input, number: int, target: Any, *args: Any, **settings: Any) -> ProvedMap:
+    """One of the parts that a function or a method gives of an activation."""
+    before = 0 if target in ("unbind", torch.unbind) else 1  # arguments before the dimension
     axis_of(settings.get("dim", args[before] if len(args) > before else 0), input)
+    call = method_of(target) if isinstance(target, str) else target
     return copied(lambda x: call(x, *args, **settings)[number], out, input)
 
 
 # Several activations as one.
 
 
-@rule_of("cat", "concat", "concatenate")
-def cat(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
-    _require_activations(tensors)
-    return _joined(torch.cat, out, tensors, axis_of(dim, tensors[0]) + 1)
+def _joining(function: Callable[..., Any]) -> Rule:
+    def rule(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
+        if not all(isinstance(x, Input) for x in tensors):
+            raise NoRuleError("only activations are joined, not constants")
+        axis = axis_of(dim, Input(out.shape)) + 1
+        join = Join.ROOT_OF_SQUARES if len(tensors) > 1 else Join.SUM
+        return replace(moved(lambda *parts: function(parts, axis), out), join=join)
+
+    return rule
 
 
-@rule_of("stack")
-def stack(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
-    _require_activations(tensors)
-    if dim in (0, -len(out.shape) - 1):
-        raise NoRuleError("activations must not be stacked along the batch")
-    return _joined(torch.stack, out, tensors, dim)
-
-
-def _require_activations(tensors: Sequence[Any]) -> None:
-    if not all(isinstance(x, Input) for x in tensors):
-        raise NoRuleError("only activations are joined, not constants")
-
-
-def _joined(function: Callable[..., Any], out: Output, tensors: Sequence[Any], dim: int) -> ProvedMap:
-    join = Join.ROOT_OF_SQUARES if len(tensors) > 1 else Join.SUM
-    return replace(moved(lambda *parts: function(parts, dim), out), join=join)
-
+cat, stack = rule_of("cat", "concat", "concatenate")(_joining(torch.cat)), rule_of("stack")(_joining(torch.stack))
 
 MOVING = {rule for rule in RULES.values() if rule.__module__ == __name__}

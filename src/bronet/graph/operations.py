@@ -21,6 +21,7 @@ from bronet.proof.proved_map import ProvedMap
 Shape = tuple[int, ...]
 Apply = Callable[..., Tensor]
 Rule = Callable[..., ProvedMap]
+Size = int | Sequence[int]
 
 UNKNOWN = math.inf
 """The gain of a function whose rounding is not known, or the constant of an operation without a bound."""
@@ -123,7 +124,7 @@ def axis_of(dim: int, x: Input) -> int:
     return axis
 
 
-def axes_of(dim: int | Sequence[int] | None, x: Input) -> list[int]:
+def axes_of(dim: Size | None, x: Input) -> list[int]:
     if dim is None:
         raise NoRuleError("it goes over all images of a batch; name its dimensions")
     return [axis_of(d, x) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -134,7 +135,12 @@ def listed(arguments: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)) else tuple(arguments)
 
 
-def pair_of(value: int | Sequence[int]) -> tuple[int, int]:
+def method_of(name: str) -> Callable[..., Any]:
+    """Return a method by its name, as a function of what has it."""
+    return lambda thing, *args, **settings: getattr(thing, name)(*args, **settings)
+
+
+def pair_of(value: Size) -> tuple[int, int]:
     """Return the two entries of a size along both axes."""
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 

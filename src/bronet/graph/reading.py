@@ -18,7 +18,7 @@ from bronet.errors import BronetError
 from bronet.graph import linear, moves, nonlinear  # noqa: F401  (they enter their rules)
 from bronet.graph.faithful import UnreadableError, require_faithful
 from bronet.graph.operations import MOVES, RULES, UNKNOWN, Graph, Input, NoRuleError, Operation, Output, entries_of
-from bronet.graph.trace import copy_of, first_line, is_single, is_stale, kind_of, method_of, name_of, traced, where
+from bronet.graph.trace import copy_of, first_line, is_single, is_stale, kind_of, name_of, traced, where
 from bronet.layers.activation import Block
 from bronet.proof.proved_map import ProvedMap, require_sealed
 
@@ -157,8 +157,7 @@ class _Reading:
             out = Output(tuple(result.shape[1:]), is_last=node is self.output)
             if called is not node:
                 number: Any = node.args[1]
-                call: Any = method_of(str(called.target)) if called.op == "call_method" else called.target
-                proved = moves.part(out, args[0], number, call, *args[1:], **settings)
+                proved = moves.part(out, args[0], number, called.target, *args[1:], **settings)
             elif node.target in RULES:
                 proved = RULES[node.target](out, *args, **settings)
             else:

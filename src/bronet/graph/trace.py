@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from bronet.errors import BronetError
 from bronet.graph.faithful import UnreadableError
-from bronet.graph.operations import Batch
+from bronet.graph.operations import Batch, method_of
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 
@@ -230,11 +230,6 @@ def where(node: fx.Node) -> str:
     """Return the name of an operation with its line."""
     place = node.meta.get("place")
     return f"{name_of(node)} at {place}" if place else name_of(node)
-
-
-def method_of(name: str) -> Callable[..., Any]:
-    """Return a method by its name, as a function of what has it."""
-    return lambda thing, *args, **settings: getattr(thing, name)(*args, **settings)
 
 
 def _users_line() -> str:
