@@ -12,8 +12,11 @@ from pathlib import Path
 from PIL import Image
 
 from bronet.data import load_dataset
-from bronet.data.load import HEADER, IMAGES_FILE, PER_CLASS, ROWS_FILE
+from bronet.data.load import IMAGES_FILE, ROWS_FILE
 from bronet.files import replace_bytes, replace_text
+
+PER_CLASS = 50
+HEADER = "test_index,label"
 
 
 def main() -> None:

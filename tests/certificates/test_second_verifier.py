@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from bronet.data import ImageSet, load_dataset
-from bronet.data.load import sample_indices
+from bronet.data.load import sample_rows
 from bronet.graph.network import prove
 from bronet.models import CertifiableModel, build_model
 from bronet.pretrained import find_network
@@ -166,7 +166,7 @@ def test_every_row_of_the_digits_is_confirmed(digits: Case, capsys: pytest.Captu
 )
 def test_images_of_the_networks_for_cifar_are_confirmed(name: str, tmp_path: Path) -> None:
     network = find_network(name)
-    images = export(tmp_path / "images.npz", load_dataset("cifar10", "sample"), sample_indices()[:20])
+    images = export(tmp_path / "images.npz", load_dataset("cifar10", "sample"), tuple(sample_rows()[:20, 0].tolist()))
     with unpacked(RESULTS / CIFAR[name]) as run:
         assert Case(network.weights, run / "recipe.yaml", run / "certificate.csv", images).verify() == CONFIRMED
 

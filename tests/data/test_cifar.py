@@ -78,7 +78,7 @@ def test_a_truncated_file_is_named_with_its_size(tmp_path: Path) -> None:
 
 def test_a_missing_file_of_the_folder_is_named(tmp_path: Path) -> None:
     _write("cifar10", tmp_path, _table("cifar10"))
-    with pytest.raises(BronetError, match=r"cannot read .*data_batch_1.bin"):
+    with pytest.raises(BronetError, match=r"data_batch_1.bin must have 30730000 bytes, got no file"):
         load_dataset("cifar10", "train", data_dir=tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_a_label_out_of_range_is_named(tmp_path: Path) -> None:
     table = _table("cifar10")
     table[17, 0] = 10
     _write("cifar10", tmp_path, table)
-    with pytest.raises(BronetError, match=r"labels in .*test_batch.bin must be less than 10, got 10"):
+    with pytest.raises(BronetError, match=r"labels of cifar10 must satisfy 0 <= label < 10, got 10"):
         load_dataset("cifar10", "test", data_dir=tmp_path)
 
 

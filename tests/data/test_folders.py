@@ -156,7 +156,7 @@ def test_generated_images_of_an_npz_file_are_read_in_pieces(tmp_path: Path) -> N
     [
         ({"image": np.zeros((4, 28, 28, 3), np.uint8)}, r"shape \(n, \(32, 32, 3\)\), got uint8 of shape \(4, 28"),
         ({"image": np.zeros((4, 32, 32, 3), np.float32)}, "must be uint8"),
-        ({"image": None, "pictures": np.zeros(3)}, "must hold an array named 'image', got"),
+        ({"image": None, "pictures": np.zeros(3)}, "must hold arrays named 'image' and 'label', got"),
         ({"label": np.zeros(3, np.int64)}, "must be 4 whole numbers"),
         ({"label": np.array([None] * 4)}, r"must be plain \.npy arrays"),
         ({"label": np.full(4, 10)}, "0 <= label < 10, got 10"),
@@ -231,7 +231,7 @@ def test_what_is_no_image_is_told_so_with_its_name(tmp_path: Path) -> None:
     data = DataRecipe(name="pets", channels=3, height=64, width=64, classes=2)
     with pytest.raises(BronetError, match=r"cannot decode image .*bee/x\.png \(no image of a known format\)"):
         load_images(data, "train", data_dir=tmp_path)
-    with pytest.raises(BronetError, match=r"cannot read image .*bee/x\.png \(no image of a known format\)"):
+    with pytest.raises(BronetError, match=r"cannot decode image .*bee/x\.png \(no image of a known format\)"):
         folder(tmp_path / "pets" / "train")
 
 

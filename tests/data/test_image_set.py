@@ -56,8 +56,8 @@ def test_moving_a_set_moves_images_and_labels() -> None:
     [
         (IMAGES, torch.tensor([0, 2]), 255, "0 <= label < 2, got 2"),
         (IMAGES, torch.tensor([-1, 0]), 255, "0 <= label < 2, got -1"),
-        (IMAGES[:0], LABELS[:0], 255, r"not be empty, got shape \(0, 1, 3, 3\)"),
-        (IMAGES[:, :, :0], LABELS, 255, r"not be empty, got shape \(2, 1, 0, 3\)"),
+        (IMAGES[:0], LABELS[:0], 255, r"not be empty, got torch.uint8 of shape \(0, 1, 3, 3\)"),
+        (IMAGES[:, :, :0], LABELS, 255, r"not be empty, got torch.uint8 of shape \(2, 1, 0, 3\)"),
         (IMAGES + 17, LABELS, 16, "at most scale = 16, got 17"),
     ],
 )

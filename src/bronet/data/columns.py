@@ -11,16 +11,13 @@ which could run code when read, are refused.
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.lib.npyio import NpzFile
-from numpy.typing import NDArray
-from torch import Tensor
 
 from bronet.data.archive import unpacking
 from bronet.data.decode import decode_centre, decode_whole
@@ -39,6 +36,13 @@ CHUNK_IMAGES = 4096
 CLASS_DIGITS = 4
 
 
+def image_and_label(names: Iterable[str]) -> tuple[str, str]:
+    """Return which of the names are those of images and of labels; empty where there is none."""
+    known = set(names)
+    image, label = (next((name for name in of_kind if name in known), "") for of_kind in (IMAGE_NAMES, LABEL_NAMES))
+    return image, label
+
+
 def parquet_files(root: Path, split: str) -> list[Path]:
     """Return the parquet files of a split: those whose name begins with it, in `root` or in `root`/data."""
     return sorted(path for folder in (root, root / "data") for path in folder.glob(f"{split}*.parquet"))
@@ -46,9 +50,7 @@ def parquet_files(root: Path, split: str) -> list[Path]:
 
 def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bool) -> ImageSet:
     """Return all images of the files, decoded; `resized` has the meaning of `FileSet.decoded`."""
-    decode = decode_centre if resized else decode_whole
-    images: list[Tensor] = []
-    labels: list[int] = []
+    decode, images, labels = decode_centre if resized else decode_whole, [], list[int]()
     for content, label, place in encoded_images(files):
         try:
             images.append(decode(content, spec))
@@ -60,7 +62,7 @@ def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bo
     classes = class_names(files[0]) or tuple(str(number) for number in range(spec.classes))
     if len(classes) != spec.classes:
         raise BronetError(f"classes of {name} must be {spec.classes}, got {len(classes)} in {files[0]}")
-    return ImageSet(name, torch.stack(images), torch.tensor(labels, dtype=torch.int64), classes, spec.scale)
+    return ImageSet(name, torch.stack(images), torch.tensor(labels), classes, spec.scale)
 
 
 def encoded_images(files: list[Path]) -> Iterator[tuple[bytes, int, str]]:
@@ -69,33 +71,32 @@ def encoded_images(files: list[Path]) -> Iterator[tuple[bytes, int, str]]:
     Damage may be found only when its part of a file is read.
     """
     for path in files:
-        table, row = _opened(path), 0
-        names = table.schema_arrow.names
-        columns = [next((name for name in known if name in names), "") for known in (IMAGE_NAMES, LABEL_NAMES)]
-        if not all(columns):
-            raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
-        batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
-        while rows := _next_rows(batches, columns, path):
-            for content, label in rows:
-                row += 1
-                inner = content.get("bytes") if isinstance(content, dict) else content
-                if not isinstance(inner, bytes):
-                    raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
-                if not isinstance(label, int) or label < 0:
-                    raise BronetError(f"labels in {path} must be whole numbers from 0, got {label!r}")
-                yield inner, label, f"{path}, row {row}"
-        if row != table.metadata.num_rows:
-            raise BronetError(f"{path} must hold the {table.metadata.num_rows} rows it names, got {row}; get it again")
+        with _opened(path) as table:
+            names, row = table.schema_arrow.names, 0
+            columns = image_and_label(names)
+            if not all(columns):
+                raise BronetError(f"{path} must have columns image and label, got {', '.join(names)}")
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
+                for content, label in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                    row += 1
+                    inner = content.get("bytes") if isinstance(content, dict) else content
+                    if not isinstance(inner, bytes):
+                        raise BronetError(f"images in {path} must hold their encoded bytes, got {type(inner).__name__}")
+                    if not isinstance(label, int) or label < 0:
+                        raise BronetError(f"labels in {path} must be whole numbers from 0, got {label!r}")
+                    yield inner, label, f"{path}, row {row}"
+            if row != (told := table.metadata.num_rows):
+                raise BronetError(f"{path} must hold the {told} rows it names, got {row}; get it again")
 
 
 def class_names(path: Path) -> tuple[str, ...]:
     """Return the class names in the hub's metadata; none if there are none."""
-    schema = _opened(path).schema_arrow
-    text = (schema.metadata or {}).get(b"huggingface", b"{}")
+    with _opened(path) as table:
+        text = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
         features: Any = json.loads(text).get("info", {}).get("features", {})
-        names = next((features[column]["names"] for column in LABEL_NAMES if column in features), ())
-        return tuple(str(name) for name in names)
+        _, label = image_and_label(features)
+        return tuple(str(name) for name in features[label]["names"]) if label else ()
     except (ValueError, AttributeError, KeyError, TypeError):
         return ()
 
@@ -108,42 +109,28 @@ def unpack_parquet(files: list[Path], folder: Path) -> int:
     if folder.exists():
         raise BronetError(f"{folder} must not exist yet; delete it or choose another")
     count = 0
-    try:
-        with unpacking(folder) as unpacked:
-            for count, (content, label, _) in enumerate(encoded_images(files), start=1):
-                place = unpacked / f"{label:0{CLASS_DIGITS}d}"
-                place.mkdir(parents=True, exist_ok=True)
-                suffix = "png" if content.startswith(b"\x89PNG") else "jpeg"
-                (place / f"{count:08d}.{suffix}").write_bytes(content)
-            if not count:
-                raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
-    except OSError as error:
-        raise BronetError(f"cannot unpack to {folder}: {error.strerror or error}; free some space") from None
+    with unpacking(folder) as unpacked:
+        for count, (content, label, _) in enumerate(encoded_images(files), start=1):
+            place = unpacked / f"{label:0{CLASS_DIGITS}d}"
+            place.mkdir(parents=True, exist_ok=True)
+            suffix = "png" if content.startswith(b"\x89PNG") else "jpeg"
+            (place / f"{count:08d}.{suffix}").write_bytes(content)
+        if not count:
+            raise BronetError(f"parquet files must hold images, got none in {len(files)} files")
     return count
 
 
-def _opened(path: Path) -> "pyarrow.parquet.ParquetFile":
+@contextmanager
+def _opened(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
+    """Yield the table of a file; damage that is found inside is told with the file's name."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise BronetError("parquet files need pyarrow; install it with: pip install 'bronet[data]'") from None
-    with _damage_named(path):
-        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)  # where it has checksums
-
-
-def _next_rows(batches: Any, columns: list[str], path: Path) -> list[tuple[object, object]]:
-    """Return images and labels of the next rows, none at the end."""
-    with _damage_named(path):
-        batch = next(batches, None)
-        return [] if batch is None else list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    import pyarrow
-
     try:
-        yield
+        yield pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)  # where it has checksums
+    except BronetError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise BronetError(f"cannot read {path} ({' '.join(str(error).split())}); get it again") from None
 
@@ -159,7 +146,10 @@ def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSe
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("it is no .npz file")
         with np.load(path, allow_pickle=False) as arrays:
-            pixels, numbers = _array(arrays, IMAGE_NAMES, path), _array(arrays, LABEL_NAMES, path)
+            image, label = image_and_label(arrays)
+            if not image or not label:
+                raise BronetError(f"{path} must hold arrays named 'image' and 'label', got {', '.join(arrays)}")
+            pixels, numbers = np.asarray(arrays[image]), np.asarray(arrays[label])
     except BronetError:
         raise
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -175,14 +165,6 @@ def load_npz(path: Path, spec: DatasetSpec, classes: tuple[str, ...]) -> ImageSe
         raise BronetError(f"labels in {path} must be {len(pixels)} whole numbers, got {got}")
     stored = torch.from_numpy(np.ascontiguousarray(pixels))
     images = stored.view(-1, *spec.shape)  # the same memory, in which every image keeps its place
-    for start in range(0, len(images), CHUNK_IMAGES):
-        chunk = stored[start : start + CHUNK_IMAGES].permute(0, 3, 1, 2)
-        images[start : start + CHUNK_IMAGES] = chunk.clone()
+    for part, moved in zip(stored.split(CHUNK_IMAGES), images.split(CHUNK_IMAGES), strict=True):
+        moved.copy_(part.permute(0, 3, 1, 2).clone())
     return ImageSet(path.stem, images, torch.from_numpy(numbers.astype(np.int64)), classes, spec.scale)
-
-
-def _array(arrays: NpzFile, names: tuple[str, ...], path: Path) -> NDArray[Any]:
-    for name in names:
-        if name in arrays:
-            return np.asarray(arrays[name])
-    raise BronetError(f"{path} must hold an array named {names[0]!r}, got {', '.join(arrays) or 'nothing'}")

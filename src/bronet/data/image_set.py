@@ -42,26 +42,20 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
-        wanted = f"int64 of shape ({len(images)},)"
-        for what, tensor, expected, fits in (
-            ("images", images, "uint8 of shape (n, c, h, w)", images.ndim == 4 and images.dtype == torch.uint8),
-            ("labels", labels, wanted, labels.shape == images.shape[:1] and labels.dtype == torch.int64),
-        ):
-            if not fits:
-                got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-                raise BronetError(f"{what} of {self.name} must be {expected}, got {got}")
-        if images.numel() == 0:
-            raise BronetError(f"images of {self.name} must not be empty, got shape {tuple(images.shape)}")
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(self.classes):
-            wrong = low if low < 0 else high
-            raise BronetError(
-                f"labels of {self.name} must satisfy 0 <= label < {len(self.classes)}, got {wrong}; "
-                "check that the data set and the number of classes belong together"
-            )
-        brightest = int(images.max())
-        if brightest > self.scale:
+        images, labels, n = self.images, self.labels, len(self.images)
+        if images.ndim != 4 or images.dtype != torch.uint8 or images.numel() == 0:
+            got = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise BronetError(f"images of {self.name} must be uint8 of shape (n, c, h, w) and not be empty, got {got}")
+        if labels.shape != (n,) or labels.dtype != torch.int64:
+            got = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise BronetError(f"labels of {self.name} must be int64 of shape ({n},), got {got}")
+        for label in (int(labels.min()), int(labels.max())):
+            if not 0 <= label < len(self.classes):
+                raise BronetError(
+                    f"labels of {self.name} must satisfy 0 <= label < {len(self.classes)}, got {label}; "
+                    "check that the data set and the number of classes belong together"
+                )
+        if (brightest := int(images.max())) > self.scale:
             raise BronetError(f"pixels of {self.name} must be at most scale = {self.scale}, got {brightest}")
 
     def __len__(self) -> int:
@@ -148,8 +142,9 @@ def stratified_split(
 
 
 def class_names_below(root: Path) -> tuple[str, ...]:
-    """Return the names of the class folders, sorted."""
-    return tuple(sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")))
+    """Return the names of the class folders, sorted; none where there is no such folder."""
+    entries = os.scandir(root) if root.is_dir() else ()
+    return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str] = ()) -> FileSet:
@@ -160,27 +155,25 @@ def class_folders(name: str, root: Path, *, expected: int, classes: Sequence[str
     """
     if not root.is_dir():
         raise BronetError(f"{name} must be in {root} as one folder per class, but there is no such folder")
-    folders = list(class_names_below(root))
+    folders = class_names_below(root)
     if len(folders) != expected:
         raise BronetError(f"{root} must hold {expected} class folders, got {len(folders)}: is it whole?")
-    names = tuple(classes) or tuple(folders)
+    names = tuple(classes) or folders
     labels_of = {name: position for position, name in enumerate(names)}
-    if set(folders) != set(names):
+    strange = sorted(set(folders) - set(names))
+    if strange or len(folders) < len(names):
         labels_of = {folder: int(folder) for folder in folders if folder.isdecimal()}
         if sorted(labels_of.values()) != list(range(len(names))):
-            strange = sorted(set(folders) - set(names))[0]
-            raise BronetError(
-                f"class folders in {root} must be named like the classes or numbered from 0, got {strange}"
-            )
-    paths: list[bytes] = []
-    labels: list[int] = []
+            got = (strange or folders)[0]
+            raise BronetError(f"class folders in {root} must be named like the classes or numbered from 0, got {got}")
+    paths, labels = list[bytes](), list[int]()
     for folder in folders:
         found = _images_below(root / folder)
         if not found:
             raise BronetError(f"class folder {root / folder} must hold images, got none: is the data set whole?")
         paths += [os.fsencode(f"{folder}/{file}") for file in found]
         labels += [labels_of[folder]] * len(found)
-    return FileSet(name, root, np.array(paths, dtype=bytes), torch.tensor(labels, dtype=torch.int64), names)
+    return FileSet(name, root, np.array(paths, dtype=bytes), torch.tensor(labels), names)
 
 
 def _images_below(folder: Path) -> list[str]:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from PIL import Image
+from torch import Tensor
 
 from bronet.data.columns import load_npz, load_parquet, parquet_files
 from bronet.data.decode import image_shape
@@ -33,16 +35,14 @@ DATA_DIR_VARIABLE = "BRONET_DATA"
 DEFAULT_DATA_DIR = "datasets"
 OTHER_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 """The names that folders and files of a split may have."""
+SPLIT_FOLDERS = [name for names in OTHER_NAMES.values() for name in names]
 
 TEST_DIGITS = 500
 SPLIT_SEED = 0
 """Of the digits. Never change this: results for another split cannot be compared."""
 SAMPLED = "cifar10"
 """The one data set with an embedded sample."""
-PER_CLASS = 50
-IMAGES_FILE = "cifar10-sample.png"
-ROWS_FILE = "cifar10-sample.csv"
-HEADER = "test_index,label"
+IMAGES_FILE, ROWS_FILE = "cifar10-sample.png", "cifar10-sample.csv"
 
 
 def data_folder(data_dir: Path | str | None) -> Path:
@@ -75,16 +75,12 @@ def recipe_for(dataset: str | Path | DataRecipe) -> tuple[DataRecipe, tuple[str,
     That is a known data set, or a folder with train and test (or val) below it, whose images say the rest.
     """
     if isinstance(dataset, DataRecipe):
-        return dataset, () if dataset.name in DATASETS else class_names_below(
-            data_folder(None) / dataset.name / "train"
-        )
-    if dataset in DATASETS:
-        return DataRecipe(name=str(dataset), resize=IMAGENET_SIDES if dataset == IMAGENET else ()), ()
+        training = data_folder(None) / dataset.name / "train"
+        return dataset, () if dataset.name in DATASETS else class_names_below(training)
     root = Path(dataset).resolve()
-    if not root.is_dir():
-        return DataRecipe(name=str(dataset)), ()  # which refuses it, with the names that are known
-    known = (root / name for names in OTHER_NAMES.values() for name in names)
-    split = next((folder for folder in known if folder.is_dir()), root)
+    if dataset in DATASETS or not root.is_dir():  # an unknown name is refused, with the names that are known
+        return DataRecipe(name=str(dataset), resize=IMAGENET_SIDES if dataset == IMAGENET else ()), ()
+    split = next((root / name for name in SPLIT_FOLDERS if (root / name).is_dir()), root)
     files, spec = _described(split, None)
     if split == root:
         raise BronetError(f"{root} must hold train and test (or val), each with a folder per class, found only classes")
@@ -95,10 +91,10 @@ def recipe_for(dataset: str | Path | DataRecipe) -> tuple[DataRecipe, tuple[str,
 
 def _described(root: Path, size: tuple[int, int] | None) -> tuple[FileSet, DatasetSpec]:
     """Return the images of a folder of class folders, and what they say of themselves."""
-    names = class_names_below(root) if root.is_dir() else ()
-    if not names or set(names) <= {name for known in OTHER_NAMES.values() for name in known}:
-        found = f"found {', '.join(names)}" if names else "found none"
-        raise BronetError(f"{root} must hold one folder per class, {found}; give the folder of one split")
+    names = class_names_below(root)
+    if set(names) <= set(SPLIT_FOLDERS):
+        found = ", ".join(names) or "none"
+        raise BronetError(f"{root} must hold one folder per class, found {found}; give the folder of one split")
     files = class_folders(root.name, root, expected=len(names))
     shapes = sorted({image_shape(files.path(index)) for index in range(len(files))})
     sizes = sorted({shape[1:] for shape in shapes})
@@ -198,8 +194,7 @@ def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...
         )
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
-            training = root / "train"
-            classes = learned or (class_names_below(training) if split != "train" and training.is_dir() else ())
+            classes = learned or class_names_below(root / "train")
             return class_folders(data.name, root / name, expected=data.spec().classes, classes=classes)
         if files := parquet_files(root, name):
             if data.resize and split == "train":
@@ -231,19 +226,12 @@ def load_sample(name: str) -> ImageSet:
     spec = dataset_spec(SAMPLED)
     strip = np.asarray(Image.open(io.BytesIO(_file(IMAGES_FILE))).convert("RGB"))
     images = torch.from_numpy(strip.reshape(-1, spec.height, spec.width, spec.channels).transpose(0, 3, 1, 2).copy())
-    labels = torch.tensor([label for _, label in _sample_rows()])
-    return ImageSet(SAMPLED, images, labels, LAYOUTS[SAMPLED].classes, spec.scale)
+    return ImageSet(SAMPLED, images, sample_rows()[:, 1], LAYOUTS[SAMPLED].classes, spec.scale)
 
 
-def sample_indices() -> tuple[int, ...]:
-    """Return the position of each image of the sample in the official test set."""
-    return tuple(index for index, _ in _sample_rows())
-
-
-def _sample_rows() -> list[tuple[int, int]]:
-    _, *lines = _file(ROWS_FILE).decode().splitlines()
-    pairs = (line.split(",") for line in lines)
-    return [(int(index), int(label)) for index, label in pairs]
+def sample_rows() -> Int64[Tensor, "500 2"]:
+    """Return the position in the official test set, and the label, of each image of the sample."""
+    return torch.from_numpy(np.loadtxt(io.BytesIO(_file(ROWS_FILE)), np.int64, delimiter=",", skiprows=1))
 
 
 def _file(name: str) -> bytes:

@@ -21,7 +21,6 @@ from bronet.data.image_set import FileSet, ImageSet, class_folders
 from bronet.errors import BronetError
 from bronet.recipe.schema import dataset_spec
 
-CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
 PIXEL_BYTES = 3 * 32 * 32
 CIFAR_IMAGES = {"train": 50_000, "test": 10_000}
 TINY_IMAGES = {"train": 100_000, "test": 10_000}
@@ -30,18 +29,17 @@ UNPACK_AGAIN = "unpack the official archive again"
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialSet:
-    """A data set as its authors publish it: an archive that holds one folder."""
+    """A data set as its authors publish it: an archive, at `url`, that holds one folder."""
 
     name: str
-    home: str
-    archive: str
+    url: str
     md5: str
     folder: str
 
     @property
-    def url(self) -> str:
-        """The address of the archive."""
-        return f"{self.home}/{self.archive}"
+    def archive(self) -> str:
+        """The name of the archive."""
+        return self.url.rsplit("/", 1)[-1]
 
     def place(self, data_dir: Path) -> Path | None:
         """Return the folder or the archive, whichever exists; their content is not checked."""
@@ -85,13 +83,12 @@ pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ra
 seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
 telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
-LAYOUTS: dict[str, CifarLayout] = {
+LAYOUTS = {
     "cifar10": CifarLayout(
         name="cifar10",
-        home=CIFAR_HOME,
-        folder="cifar-10-batches-bin",
-        archive="cifar-10-binary.tar.gz",
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         md5="c32a1d4ab5d03f1284b67883e8d87530",
+        folder="cifar-10-batches-bin",
         files={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
         label_bytes=1,
         names_file="batches.meta.txt",
@@ -99,10 +96,9 @@ LAYOUTS: dict[str, CifarLayout] = {
     ),
     "cifar100": CifarLayout(
         name="cifar100",
-        home=CIFAR_HOME,
-        folder="cifar-100-binary",
-        archive="cifar-100-binary.tar.gz",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         md5="03b5dce01913d631647c71ecec9e9cb8",
+        folder="cifar-100-binary",
         files={"train": ("train.bin",), "test": ("test.bin",)},
         label_bytes=2,
         names_file="fine_label_names.txt",
@@ -112,8 +108,7 @@ LAYOUTS: dict[str, CifarLayout] = {
 }
 TINY_IMAGENET = OfficialSet(
     name="tiny-imagenet",
-    home="http://cs231n.stanford.edu",
-    archive="tiny-imagenet-200.zip",
+    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     md5="90528d7ca1a48142e341f4ef8d21d0de",
     folder="tiny-imagenet-200",
 )
@@ -124,19 +119,12 @@ def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> l
     layout = LAYOUTS[name]
     folder = layout.provide(data_dir, download=download)
     names = folder / layout.names_file
-    found = tuple(names.read_text(encoding="utf-8", errors="replace").split()) if names.is_file() else layout.classes
-    if found != layout.classes:  # the names are built in; a file that differs belongs to another data set
-        raise BronetError(
-            f"{names} must name the {len(layout.classes)} official classes in order, got {len(found)} names "
-            f"that differ: {UNPACK_AGAIN}"
-        )
+    if names.is_file() and tuple(_text(names).split()) != layout.classes:  # those of another data set
+        raise BronetError(f"{names} must name the {len(layout.classes)} official classes in order: {UNPACK_AGAIN}")
     files = [folder / file for file in layout.files[split]]
     size = CIFAR_IMAGES[split] // len(files) * (layout.label_bytes + PIXEL_BYTES)
     for file in files:
-        try:
-            held = file.stat().st_size
-        except OSError as error:
-            raise BronetError(f"cannot read {file}: {error.strerror}; {UNPACK_AGAIN}") from None
+        held = file.stat().st_size if file.is_file() else "no file"
         if held != size:
             raise BronetError(f"{file} must have {size} bytes, got {held}: {UNPACK_AGAIN}")
     return files
@@ -144,19 +132,18 @@ def provide_cifar(name: str, split: str, data_dir: Path, *, download: bool) -> l
 
 def load_cifar(name: str, split: str, files: list[Path]) -> ImageSet:
     """Return all images of a split, in the order of its files, which `provide_cifar` gives, or of their content."""
-    layout, spec, tables = LAYOUTS[name], dataset_spec(name), []
-    for file in files:
-        try:
-            tables.append(np.fromfile(file, dtype=np.uint8).reshape(-1, layout.label_bytes + PIXEL_BYTES))
-        except OSError as error:
-            raise BronetError(f"cannot read {file}: {error.strerror}; {UNPACK_AGAIN}") from None
-        if (largest := int(tables[-1][:, layout.label_bytes - 1].max())) >= spec.classes:
-            raise BronetError(f"labels in {file} must be less than {spec.classes}, got {largest}: {UNPACK_AGAIN}")
-    table = np.concatenate(tables)
+    layout, spec = LAYOUTS[name], dataset_spec(name)
+    try:
+        table = np.concatenate([np.fromfile(file, dtype=np.uint8) for file in files])
+    except OSError as error:
+        raise BronetError(f"cannot read {files[0].parent}: {error.strerror}; {UNPACK_AGAIN}") from None
+    table = table.reshape(-1, layout.label_bytes + PIXEL_BYTES)
     if split in layout.numbered_by_content:
-        digests = [hashlib.sha256(record).digest() for record in table]
+        digests = [hashlib.sha256(record.tobytes()).digest() for record in table]
         table = table[sorted(range(len(table)), key=digests.__getitem__)]
     labels = torch.from_numpy(table[:, layout.label_bytes - 1].astype(np.int64))
+    images = torch.from_numpy(table[:, layout.label_bytes :].copy()).view(-1, *spec.shape)
+    found = ImageSet(name, images, labels, layout.classes, spec.scale)
     counts, expected = torch.bincount(labels, minlength=spec.classes), CIFAR_IMAGES[split] // spec.classes
     worst = int((counts - expected).abs().argmax())
     if counts[worst] != expected:  # both sets are balanced
@@ -164,34 +151,33 @@ def load_cifar(name: str, split: str, files: list[Path]) -> ImageSet:
             f"{split} images in {files[0].parent} must be {expected} per class, got {int(counts[worst])} of class "
             f"{layout.classes[worst]}: {UNPACK_AGAIN}"
         )
-    images = torch.from_numpy(table[:, layout.label_bytes :].copy()).view(-1, *spec.shape)
-    return ImageSet(name, images, labels, layout.classes, spec.scale)
+    return found
 
 
 def tiny_imagenet(split: str, data_dir: Path, *, download: bool) -> FileSet:
     """Return the files of a split, labelled in the order of wnids.txt; the archive is provided if necessary."""
     folder, name = TINY_IMAGENET.provide(data_dir, download=download), TINY_IMAGENET.name
-    classes, expected = tuple(_lines(folder / "wnids.txt")), dataset_spec(name).classes
+    classes, expected = tuple(_text(folder / "wnids.txt").splitlines()), dataset_spec(name).classes
     if len(set(classes)) != expected:
         raise BronetError(f"{folder / 'wnids.txt'} must name {expected} classes, got {len(set(classes))}")
     if split == "train":
         files = class_folders(name, folder / "train", expected=expected, classes=classes)
     else:
         annotations = folder / "val" / "val_annotations.txt"
-        rows = [line.split("\t")[:2] for line in _lines(annotations)]
+        rows = [line.split("\t")[:2] for line in _text(annotations).splitlines()]
         for row in rows:
             if len(row) != 2 or row[1] not in classes:
                 raise BronetError(f"lines of {annotations} must be an image and a class of wnids.txt, got {row}")
         paths = np.array([file.encode() for file, _ in rows], dtype=bytes)
-        labels = torch.tensor([classes.index(of) for _, of in rows], dtype=torch.int64)
+        labels = torch.tensor([classes.index(of) for _, of in rows])
         files = FileSet(name, folder / "val" / "images", paths, labels, classes)
     if len(files) != TINY_IMAGES[split]:
         raise BronetError(f"{folder} must hold {TINY_IMAGES[split]} {split} images, got {len(files)}: unpack it again")
     return files
 
 
-def _lines(path: Path) -> list[str]:
+def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BronetError(f"cannot read {path} ({error}); {UNPACK_AGAIN}") from None

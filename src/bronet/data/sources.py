@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bronet.data.columns import IMAGE_NAMES, LABEL_NAMES
+from bronet.data.columns import IMAGE_NAMES, image_and_label
 from bronet.data.image_set import ImageSet
 from bronet.errors import BronetError
 from bronet.recipe.schema import BYTE_SCALE
 
 AT_ONCE = 256
+TO_TENSORS = "for example by torchvision's ToTensor"
 
 Batches = Iterator[tuple[Tensor, Tensor | None]]
 
@@ -38,29 +39,22 @@ def batches_of(images: Any, *, batch_size: int = AT_ONCE) -> Batches:
     for batch in batches:
         pixels, labels = _parts(batch)
         if not isinstance(pixels, (Tensor, np.ndarray)):
-            raise BronetError(
-                f"images of a batch must be a tensor, got {type(pixels).__name__}; a data set must give tensors, "
-                "for example by torchvision's ToTensor"
-            )
+            got = f"{type(pixels).__name__}; a data set must give tensors, {TO_TENSORS}"
+            raise BronetError(f"images of a batch must be a tensor, got {got}")
         yield _floating(torch.as_tensor(pixels)), None if labels is None else torch.as_tensor(labels)
 
 
-@batches_of.register
-def _(images: Tensor, *, batch_size: int = AT_ONCE) -> Batches:
-    for part in images.split(batch_size):
+@batches_of.register(Tensor)
+@batches_of.register(np.ndarray)
+def _(images: Tensor | np.ndarray, *, batch_size: int = AT_ONCE) -> Batches:
+    for part in torch.as_tensor(images).split(batch_size):
         yield _floating(part), None
-
-
-@batches_of.register
-def _(images: np.ndarray, *, batch_size: int = AT_ONCE) -> Batches:
-    yield from batches_of(torch.as_tensor(images), batch_size=batch_size)
 
 
 @batches_of.register
 def _(images: ImageSet, *, batch_size: int = AT_ONCE) -> Batches:
     for index in torch.arange(len(images)).split(batch_size):
-        chosen = images.subset(index)
-        yield chosen.images.double() / images.scale, chosen.labels
+        yield images.pixels(index, torch.float64), images.subset(index).labels
 
 
 @batches_of.register
@@ -69,17 +63,16 @@ def _(images: Dataset, *, batch_size: int = AT_ONCE) -> Batches:  # type: ignore
         yield from batches_of(DataLoader(images, batch_size=batch_size))
     except TypeError as error:  # of images that torch cannot stack, such as Pillow's
         reason = str(error).partition(";")[0]
-        advice = "for example by torchvision's ToTensor"
-        raise BronetError(f"items of a data set must be tensors, {advice} ({reason})") from None
+        raise BronetError(f"items of a data set must be tensors, {TO_TENSORS} ({reason})") from None
 
 
 def _parts(batch: Any) -> tuple[Any, Any]:
     """Return images and labels of a batch, None where there are no labels."""
     if isinstance(batch, Mapping):
-        image, label = (next((key for key in keys if key in batch), None) for keys in (IMAGE_NAMES, LABEL_NAMES))
-        if image is None:
+        image, label = image_and_label(batch)
+        if not image:
             raise BronetError(f"a batch must have one of the keys {', '.join(IMAGE_NAMES)}, got {', '.join(batch)}")
-        return batch[image], None if label is None else batch[label]
+        return batch[image], batch[label] if label else None
     if isinstance(batch, (tuple, list)):
         return batch[0], batch[1] if len(batch) > 1 else None
     return batch, None
