@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -29,6 +30,8 @@ from lab.recipes import table_recipe
 from lab.tables.published import TRAIN_IMAGES, paper_rows, published_runs, runs_of
 
 TIMED_STEPS = 3
+TIMING = Lock()
+"""A step is recorded on a GPU while nothing else in this process uses it: one run is timed at a time."""
 RECIPE_FILES = (".yaml", ".yml")
 
 
@@ -105,7 +108,8 @@ def expected_seconds(recipe: Recipe, device: torch.device) -> float | None:
     if images is None:
         return None
     timed = override(recipe, [usual_precision(device)])
-    step = statistics.median(time_training(timed, device, repeats=TIMED_STEPS).times) / 1e3
+    with TIMING:
+        step = statistics.median(time_training(timed, device, repeats=TIMED_STEPS).times) / 1e3
     batch = recipe.train.batch_size - recipe.data.synthetic_batch
     return step * recipe.train.epochs * -(-(images - recipe.data.held_out) // batch)
 

@@ -3,21 +3,24 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bronet.certificates.run import certify_run
 from bronet.cli.exit_status import ExitStatus
 from bronet.errors import BronetError
-from bronet.recipe import to_text
+from bronet.recipe import override, to_text
 from bronet.run.folder import open_run
 from lab.commands import app
 from lab.packed import pack
 from lab.publish import publish
-from lab.queue import Setting, _missing, jobs_of, recipes_of
+from lab.queue import Setting, _missing, expected_seconds, jobs_of, recipes_of
+from lab.recipes import table_recipe
 from lab.tables.published import RESULTS, paper_rows
 from tiny_run import tiny_recipe, train_tiny_run
 
@@ -79,6 +82,15 @@ def test_a_dry_run_lists_what_is_missing_and_writes_nothing(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
     refused = terminal.invoke(app, ["run", "13", "--together", "0", "--device", "cpu"])
     assert refused.exit_code == ExitStatus.USER_ERROR
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_runs_that_begin_together_are_timed_in_turn() -> None:
+    recipe = override(table_recipe("cifar100/lipconvnet-5-32"), ["train.batch_size=64"])
+    with ThreadPoolExecutor(3) as pool:
+        expected = list(pool.map(lambda _: expected_seconds(recipe, torch.device("cuda")), range(3)))
+    assert all(seconds is not None and seconds > 0 for seconds in expected)
 
 
 @pytest.mark.slow
