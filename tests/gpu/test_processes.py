@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from bronet.recipe import named_recipe, override
 from bronet.training.distributed import BACKENDS, Processes
-from bronet.training.optimizers import FusedNAdam
+from bronet.training.optimizers import NAdam
 from sharded_steps import largest_difference, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -42,5 +42,5 @@ def test_a_sharded_network_trains_like_a_whole_one(precision: str, backbone: str
     device = torch.device("cuda", 0)
     sharded, sharded_step = trained(recipe, ALONE, device, sharded=True)
     whole, _ = trained(recipe, ALONE, device, sharded=False)
-    assert isinstance(sharded_step.optimizer, FusedNAdam)
+    assert isinstance(sharded_step.optimizer, NAdam)
     assert largest_difference(sharded.state_dict(), whole.state_dict()) < (1e-3 if precision == "float32" else 0.1)

@@ -7,7 +7,7 @@ from torch import nn
 from bronet.models import build_model
 from bronet.recipe import OptimRecipe, named_recipe, override
 from bronet.training.average import Lookahead
-from bronet.training.distributed import Parameters
+from bronet.training.distributed import Parameters, copy_wholes
 from bronet.training.optimizers import build_optimizer
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
@@ -61,12 +61,13 @@ def test_restored_state_continues_with_the_same_bits(name: str, momentum: float)
     )
     for step in range(6):
         set_gradients(weights, step)
+        optimizer.prepare(0.05)
         optimizer.step()
         lookahead.after_step()
     copies = [nn.Parameter(w.detach().clone()) for w in weights]
     restored, other = build_optimizer(recipe, Parameters(copies)), Lookahead(Parameters(copies), steps=4, alpha=0.5)
     for one, stored in ((restored, optimizer), (other, lookahead)):
-        one.load_tensors({key: tensor.clone() for key, tensor in stored.tensors().items()})
+        copy_wholes(stored.tensors(), into=one.tensors())
     for step in range(6, 12):
         for some, moves, follows in ((weights, optimizer, lookahead), (copies, restored, other)):
             set_gradients(some, step)
@@ -83,6 +84,7 @@ def test_state_has_its_names_before_the_first_step(name: str) -> None:
     optimizer = build_optimizer(OptimRecipe(name=name, lr=0.05), Parameters(weights))  # type: ignore[arg-type]
     before = {key: tensor.shape for key, tensor in optimizer.tensors().items()}
     set_gradients(weights, 0)
+    optimizer.prepare(0.05)
     optimizer.step()
     assert {key: tensor.shape for key, tensor in optimizer.tensors().items()} == before
 
@@ -92,6 +94,7 @@ def test_the_state_of_all_counts_the_steps_though_a_parameter_has_no_gradient() 
     optimizer = build_optimizer(OptimRecipe(lr=0.05), Parameters(weights))
     for _ in range(3):
         weights[1].grad = torch.ones_like(weights[1])
+        optimizer.prepare(0.05)
         optimizer.step()
     assert optimizer.tensors()["step"].item() == 3
 
@@ -101,5 +104,6 @@ def test_weight_decay_is_coupled() -> None:
     weight = nn.Parameter(torch.tensor([5.0]))
     optimizer = build_optimizer(OptimRecipe(lr=0.1, weight_decay=1e-3), Parameters([weight]))
     weight.grad = torch.zeros(1)
+    optimizer.prepare(0.1)
     optimizer.step()
     assert 5.0 - weight.item() > 0.05

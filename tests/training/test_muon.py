@@ -15,7 +15,7 @@ from bronet.layers.shape import Flatten
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.schema import DatasetSpec
-from bronet.training.distributed import Parameters
+from bronet.training.distributed import Parameters, copy_wholes
 from bronet.training.muon import Muon, muon_matrices, newton_schulz
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.run import train
@@ -129,6 +129,7 @@ def test_a_step_does_not_see_the_scale_of_the_gradient() -> None:
         optimizer = muon(parameters, matrices)
         for step in range(3):
             set_gradients(parameters, step, scale)
+            optimizer.prepare(0.1)
             optimizer.step()
         results.append([matrix.detach() for matrix in matrices])
     for other in results[1:]:
@@ -140,6 +141,7 @@ def test_a_parameter_without_gradient_stays() -> None:
     before = [parameter.detach().clone() for parameter in parameters]
     optimizer = muon(parameters, matrices)
     matrices[0].grad = torch.ones_like(matrices[0])
+    optimizer.prepare(0.1)
     optimizer.step()
     changed = [not torch.equal(p, old) for p, old in zip(parameters, before, strict=True)]
     assert changed == [True, False, False, False]
@@ -184,11 +186,12 @@ def test_restored_state_continues_with_the_same_bits(momentum: float) -> None:
     optimizer = muon(parameters, matrices, **settings)
     for step in range(6):
         set_gradients(parameters, step)
+        optimizer.prepare(0.1)
         optimizer.step()
     with torch.no_grad():
         torch._foreach_copy_(copies, parameters)
     restored = muon(copies, copied, **settings)
-    restored.load_tensors({key: tensor.clone() for key, tensor in optimizer.tensors().items()})
+    copy_wholes(optimizer.tensors(), into=restored.tensors())
     for step in range(6, 12):
         for some, one in ((parameters, optimizer), (copies, restored)):
             set_gradients(some, step)

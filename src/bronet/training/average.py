@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from bronet.models import CertifiableModel
-from bronet.training.distributed import Parameters, Stored, part_of, spread
+from bronet.training.distributed import Parameters, part_of, spread
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""
 
 
-class Lookahead(Stored):
+class Lookahead:
     """Lookahead (Zhang et al., 2019), as App. B.5 trains BRONet: slow weights beside those that an optimiser steps on.
 
     After every `steps` steps the slow weights move the share `alpha` towards the fast ones, which the model holds and
@@ -59,7 +59,7 @@ class Snapshot:
         torch._foreach_copy_(self.current, self.kept)
 
 
-class WeightAverage(Stored):
+class WeightAverage:
     """An exponential average (EMA) of the parameters and buffers of a model: not in the paper, an option of the recipe.
 
     After every step the average moves the share 1 - decay towards the model's weights and running means. Vectors of

@@ -30,7 +30,7 @@ from bronet.training.statistics import Tally
 KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
 CHECKSUM = "sha256"
-MODEL, TALLY = "model", "tally"
+MODEL, TALLY = "model.", "tally"
 LONGEST_NUMBER = 24
 MAX_KEYS_SHOWN = 5
 
@@ -52,8 +52,7 @@ class Checkpoints:
         keep, is_main = self.recipe.train.keep_checkpoints, self.processes.is_main
         if is_main and keep > 1 and self.saved_step != step:
             self._set_aside()
-        weights = {f"{MODEL}.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        tensors = gathered(weights | self._tensors() | {TALLY: self.tally.total()}, kept=is_main)
+        tensors = gathered(self._weights() | self._parts() | {TALLY: self.tally.total()}, kept=is_main)
         if is_main:
             metadata = {"recipe": to_text(self.recipe), "step": str(step), "seconds": repr(seconds)}
             metadata[CHECKSUM] = checksum(tensors, metadata)
@@ -92,18 +91,19 @@ class Checkpoints:
             )
         check_recipe(path, from_text(metadata["recipe"]), self.recipe)
         step, seconds = _number(path, "step", metadata["step"]), _number(path, "seconds", metadata["seconds"])
-        current = self.model.state_dict()
-        weights = fitting(_below(MODEL, tensors), current, path)
-        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MODEL}.")}
-        check_fit(path, found, self._tensors() | {TALLY: self.tally.sums})
-        copy_wholes(weights, into=current)
-        for name, part in self.parts.items():
-            part.load_tensors(_below(name, found))
+        weights = {name: tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
+        others = {name: tensor for name, tensor in tensors.items() if name not in weights}
+        weights = fitting(weights, state := self._weights(), path)
+        check_fit(path, others, (parts := self._parts()) | {TALLY: self.tally.sums})
+        copy_wholes(weights | others, into=state | parts)
         if self.processes.is_main:  # the tally is of all processes: one of them goes on with it
-            self.tally.sums.copy_(found[TALLY])
+            self.tally.sums.copy_(others[TALLY])
         return int(step), seconds
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[str, Tensor]:
+        return {f"{MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
+
+    def _parts(self) -> dict[str, Tensor]:
         return {f"{part}.{key}": t for part, stored in self.parts.items() for key, t in stored.tensors().items()}
 
     def _set_aside(self) -> None:
@@ -152,10 +152,6 @@ def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(f"{name} {plain.dtype} {tuple(plain.shape)} ".encode())
         found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
 
 
 def _number(path: Path, name: str, text: str) -> float:

@@ -217,11 +217,10 @@ class Stored(Protocol):
     """A part of the training state besides the model, such as the optimiser."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state by name, sharded where the parameters are; names and shapes never change."""
+        """Return the state itself by name, sharded where the parameters are; names and shapes never change.
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned, given as wholes; names and shapes must fit."""
-        copy_wholes(tensors, into=self.tensors())
+        Whoever writes into these tensors restores the state.
+        """
 
 
 def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:

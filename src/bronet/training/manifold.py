@@ -5,7 +5,7 @@ moments are of A, entry by entry, so that the step D = -rate m / (sqrt(v) + eps)
 Lookahead moves along the same curves: X_slow <- X_slow exp(alpha times the sum of the last D).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,12 +15,10 @@ from torch.nn import Parameter
 
 from bronet.layers.lipnext import Rotation
 from bronet.models import CertifiableModel
-from bronet.training.distributed import Stored
 
 if TYPE_CHECKING:
     from bronet.training.optimizers import Optimizer
 
-_OTHERS = "others."
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 # The order of the Taylor series below each Frobenius norm of D; beyond the last the exponential is exact.
@@ -33,7 +31,7 @@ def orthogonal_matrices(model: CertifiableModel) -> list[Parameter]:
     return [part.weight for part in model.modules() if isinstance(part, Rotation)]
 
 
-class ManifoldAdam(Stored):
+class ManifoldAdam:
     """Adam on orthogonal `matrices`, and another optimiser on the other parameters.
 
     Guaranteed: after every step float32 matrices are orthogonal to a few ulps, those of float64 to 1e-10. The paper
@@ -77,15 +75,8 @@ class ManifoldAdam(Stored):
 
     def tensors(self) -> dict[str, Tensor]:
         own = {f"{index}.{name}": t for name, kept in self.state.items() for index, t in enumerate(kept)}
-        others = {_OTHERS + name: tensor for name, tensor in self.others.tensors().items()}
+        others = {f"others.{name}": tensor for name, tensor in self.others.tensors().items()}
         return own | {"taken": self.taken} | others
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.tensors().items():
-            if not name.startswith(_OTHERS):
-                tensor.copy_(tensors[name])
-        others = {name.removeprefix(_OTHERS): t for name, t in tensors.items() if name.startswith(_OTHERS)}
-        self.others.load_tensors(others)
 
 
 def fast_exponential(D: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

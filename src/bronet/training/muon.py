@@ -9,7 +9,7 @@ for speed and not for convergence: small singular values grow quickly, and then 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,10 @@ from bronet.layers.base import DerivedLayer
 from bronet.layers.execution import side_by_side
 from bronet.layers.head import Head
 from bronet.models import CertifiableModel
-from bronet.training.distributed import Stored
 
 if TYPE_CHECKING:
     from bronet.training.optimizers import Optimizer
 
-_OTHERS = "others."
 # The root mean square of an update, per learning rate: near that of Adam's, so that one rate serves both.
 _UPDATE_SIZE = 0.2
 _MATRIX_DIMENSIONS = (2, 4)
@@ -51,7 +49,7 @@ def muon_matrices(model: CertifiableModel) -> list[Parameter]:
     return [p for p in model.parameters() if p in derived]
 
 
-class Muon(Stored):
+class Muon:
     """Muon on `matrices`, and another optimiser, NAdam, on the other parameters.
 
     M <- momentum M + G, where G is the gradient with coupled weight decay; then the matrix moves by the learning rate
@@ -60,11 +58,11 @@ class Muon(Stored):
     """
 
     def __init__(
-        self, matrices: Sequence[Parameter], others: "Optimizer", *, lr: float, momentum: float, weight_decay: float
+        self, matrices: Sequence[Parameter], others: "Optimizer", *, momentum: float, weight_decay: float
     ) -> None:
         self.matrices, self.others = list(matrices), others
         self.momentum, self.weight_decay = momentum, weight_decay
-        self.rate = torch.tensor(lr, device=self.matrices[0].device)
+        self.rate = torch.zeros((), device=self.matrices[0].device)
         self.momenta = [torch.zeros_like(matrix) for matrix in self.matrices]
 
     def prepare(self, rate: float) -> None:
@@ -95,13 +93,7 @@ class Muon(Stored):
 
     def tensors(self) -> dict[str, Tensor]:
         momenta = {f"{index}.momentum": momentum for index, momentum in enumerate(self.momenta)}
-        return momenta | {_OTHERS + name: tensor for name, tensor in self.others.tensors().items()}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        for index, momentum in enumerate(self.momenta):
-            momentum.copy_(tensors[f"{index}.momentum"])
-        others = {name.removeprefix(_OTHERS): t for name, t in tensors.items() if name.startswith(_OTHERS)}
-        self.others.load_tensors(others)
+        return momenta | {f"others.{name}": tensor for name, tensor in self.others.tensors().items()}
 
 
 def newton_schulz(G: Float[Tensor, "batch m n"], *, dtype: torch.dtype) -> Float[Tensor, "batch m n"]:

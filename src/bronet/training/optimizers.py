@@ -5,7 +5,7 @@ the same work every time, so that a CUDA graph can record it. Weight decay is co
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,9 +20,9 @@ from bronet.training.muon import Muon
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENTUM_DECAY = 4e-3
 _DECAY_BASE = 0.96
+_MATRICES = {"muon": "matrices of orthogonal layers", "manifold": "the orthogonal matrices of LipNeXt"}
 
 
 @runtime_checkable
@@ -38,37 +38,22 @@ class Optimizer(Stored, Protocol):
 
 def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
     """Return the recipe's optimiser; `matrices` are those that Muon orthogonalises, or that stay orthogonal."""
-    match recipe.name:
-        case "nadam":
-            return _nadam(recipe, parameters)
-        case "sgd":
-            return SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-        case "muon":
-            chosen = set(matrices)
-            others = [parameter for parameter in parameters.wholes if parameter not in chosen]
-            if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
-                raise BronetError(
-                    "optim.name muon needs matrices of orthogonal layers among the parameters, and others beside them, "
-                    f"got {len(matrices)} of {len(parameters.wholes)}; use nadam"
-                )
-            nadam = _nadam(recipe, Parameters(others))
-            return Muon(matrices, nadam, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-        case "manifold":
-            chosen = set(matrices)
-            if not chosen or parameters.sharded:
-                raise BronetError(
-                    "optim.name manifold needs whole orthogonal matrices, those of LipNeXt with model.mixing manifold, "
-                    f"got {len(matrices)}{' and a sharded network' if parameters.sharded else ''}; use nadam"
-                )
-            nadam = _nadam(recipe, Parameters([p for p in parameters.wholes if p not in chosen]))
-            return ManifoldAdam(
-                matrices, nadam, lookahead_steps=recipe.lookahead_steps, lookahead_alpha=recipe.lookahead_alpha
-            )
-
-
-def _nadam(recipe: OptimRecipe, parameters: Parameters) -> "NAdam":
-    kind = FusedNAdam if parameters.parts[0].is_cuda else NAdam
-    return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    name, decay = recipe.name, recipe.weight_decay
+    if name == "sgd":
+        return SGD(parameters, momentum=recipe.momentum, weight_decay=decay)
+    if name == "nadam":
+        return NAdam(parameters, weight_decay=decay)
+    chosen = set(matrices)
+    others = [parameter for parameter in parameters.wholes if parameter not in chosen]
+    if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
+        raise BronetError(
+            f"optim.name {name} needs {_MATRICES[name]} among the parameters, and others beside them, "
+            f"got {len(matrices)} of {len(parameters.wholes)}; use nadam"
+        )
+    nadam = NAdam(Parameters(others), weight_decay=decay)
+    if name == "muon":
+        return Muon(matrices, nadam, momentum=recipe.momentum, weight_decay=decay)
+    return ManifoldAdam(matrices, nadam, lookahead_steps=recipe.lookahead_steps, lookahead_alpha=recipe.lookahead_alpha)
 
 
 def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total_steps: int) -> float:
@@ -90,11 +75,17 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
     return recipe.lr * (1 + math.cos(math.pi * done)) / 2
 
 
-class TorchOptimizer(Stored):
-    """One of torch's optimisers, on the parts of parameters. Where its rate is a tensor, a recorded step reads that."""
+class SGD:
+    """SGD with momentum, torch's; on a GPU of the kind that reads its rate from the device, the fused one."""
 
-    def __init__(self, parameters: Parameters, inner: torch.optim.Optimizer) -> None:
-        self.parameters, self.inner = parameters, inner
+    def __init__(self, parameters: Parameters, *, momentum: float, weight_decay: float) -> None:
+        self.parameters, parts = parameters, parameters.parts
+        on_gpu = parts[0].is_cuda
+        rate = torch.zeros((), device=parts[0].device) if on_gpu else 0.0
+        self.inner = torch.optim.SGD(parts, rate, momentum, weight_decay=weight_decay, foreach=not on_gpu, fused=on_gpu)
+        self.momenta = [torch.zeros_like(part) for part in parts]
+        if momentum:
+            self.inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
 
     def prepare(self, rate: float) -> None:
         group = self.inner.param_groups[0]
@@ -103,91 +94,70 @@ class TorchOptimizer(Stored):
     def step(self) -> None:
         self.inner.step()
 
-
-class SGD(TorchOptimizer):
-    """SGD with momentum."""
-
-    def __init__(self, parameters: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
-        parts = parameters.parts
-        on_gpu = parts[0].is_cuda
-        inner = torch.optim.SGD(
-            parts,
-            lr=torch.tensor(lr, device=parts[0].device) if on_gpu else lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            foreach=not on_gpu,
-            fused=on_gpu,  # the only kind that reads its rate from the device
-        )
-        super().__init__(parameters, inner)
-        self.momenta = [torch.zeros_like(part) for part in parts]
-        if momentum:
-            inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
-
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters.like_wholes("momentum", self.momenta)
 
 
-class NAdam(TorchOptimizer):
-    """NAdam (Dozat, 2016), on a CPU."""
+class NAdam:
+    """NAdam (Dozat, 2016) with torch's formula, bit for bit on a CPU.
 
-    def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
-        parts = parameters.parts
-        inner = torch.optim.NAdam(parts, lr, _BETAS, _EPS, weight_decay, _MOMENTUM_DECAY, foreach=True)
-        super().__init__(parameters, inner)
-        self.state = [
-            {"step": torch.zeros(()), "mu_product": torch.ones(())}
-            | {moment: torch.zeros_like(part) for moment in _MOMENTS}
-            for part in parts
-        ]
-        self.inner.state.update(zip(parts, self.state, strict=True))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return both moments of every parameter, and two numbers that count the steps of all."""
-        newest = max(self.state, key=lambda state: float(state["step"]))  # one without gradients counts no steps
-        found = {"step": newest["step"], "mu_product": newest["mu_product"]}
-        for moment in _MOMENTS:
-            found |= self.parameters.like_wholes(moment, [state[moment] for state in self.state])
-        return found
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load_tensors(tensors)
-        for state in self.state:
-            state["step"].copy_(tensors["step"])
-            state["mu_product"].copy_(tensors["mu_product"])
-
-
-class FusedNAdam(NAdam):
-    """NAdam for a GPU, parameters of float32: torch's formula and state, one pass over memory per parameter.
-
-    What changes with the step count is computed on the host and put where the kernel reads it, so that a recorded step
-    can be replayed. A checkpoint of one NAdam continues with the other.
+    What changes with the step count is computed on the host and, for a GPU, put where the kernel reads it, so that a
+    recorded step can be replayed. The kernel takes one pass over memory per parameter, of float32. A checkpoint of one
+    device continues on the other.
     """
 
-    def __init__(self, parameters: Parameters, *, lr: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
-        self.weight_decay = weight_decay
-        self.coefficients = torch.zeros(3, device=parameters.parts[0].device)
-        self.count, self.mu_product = self.state[0]["step"], self.state[0]["mu_product"]
-        for state in self.state:  # all count the same steps
-            state["step"], state["mu_product"] = self.count, self.mu_product
+    def __init__(self, parameters: Parameters, *, weight_decay: float) -> None:
+        self.parameters, self.weight_decay = parameters, weight_decay
+        self.first, self.second = ([torch.zeros_like(part) for part in parameters.parts] for _ in range(2))
+        self.count, self.mu_product = torch.zeros(()), torch.ones(())
+        self.on_gpu = parameters.parts[0].is_cuda
+        self.coefficients = [0.0] * 3
+        self.on_device = torch.zeros(3, device=parameters.parts[0].device)
 
     def prepare(self, rate: float) -> None:
-        """Count a step and put its three coefficients on the device, without waiting for it."""
+        """Count a step and compute its coefficients; nothing waits for the device."""
         t = int(self.count) + 1
         mu, following = (_BETAS[0] * (1 - 0.5 * _DECAY_BASE ** (step * _MOMENTUM_DECAY)) for step in (t, t + 1))
         self.count += 1
         self.mu_product *= mu
         product = float(self.mu_product)
-        values = (rate * (1 - mu) / (1 - product), rate * following / (1 - product * following), 1 - _BETAS[1] ** t)
-        for index, value in enumerate(values):
-            self.coefficients[index].fill_(value)
+        of_gradient, of_momentum = rate * (1 - mu) / (1 - product), rate * following / (1 - product * following)
+        self.coefficients = [of_gradient, of_momentum, 1 - _BETAS[1] ** t]
+        for index, value in enumerate(self.coefficients if self.on_gpu else ()):
+            self.on_device[index].fill_(value)
 
     @torch.no_grad()
     def step(self) -> None:
-        from bronet.kernels.nadam import update
+        states = zip(self.parameters.parts, self.first, self.second, strict=True)
+        # A process may hold nothing of a short parameter.
+        found = [(p, p.grad, m, v) for p, m, v in states if p.grad is not None and p.numel()]
+        if self.on_gpu:
+            from bronet.kernels.nadam import update
 
-        for p, state in zip(self.parameters.parts, self.state, strict=True):
-            if p.grad is None or p.numel() == 0:  # a process may hold nothing of a short parameter
-                continue
-            m, v = state["exp_avg"], state["exp_avg_sq"]
-            update(p, p.grad, m, v, self.coefficients, betas=_BETAS, eps=_EPS, weight_decay=self.weight_decay)
+            for state in found:
+                update(*state, self.on_device, betas=_BETAS, eps=_EPS, weight_decay=self.weight_decay)
+        elif found:
+            self._step_on_cpu(*map(list, zip(*found, strict=True)))
+
+    def _step_on_cpu(
+        self, parameters: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor]
+    ) -> None:
+        of_gradient, of_momentum, correction = self.coefficients
+        if self.weight_decay:
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
+        torch._foreach_lerp_(first, gradients, 1 - _BETAS[0])
+        torch._foreach_mul_(second, _BETAS[1])
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - _BETAS[1])
+        sizes = torch._foreach_sqrt(second)
+        torch._foreach_div_(sizes, math.sqrt(correction))
+        torch._foreach_add_(sizes, _EPS)
+        torch._foreach_addcdiv_(parameters, gradients, sizes, -of_gradient)
+        torch._foreach_addcdiv_(parameters, first, sizes, -of_momentum)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return both moments of every parameter, and two numbers that count the steps of all."""
+        moments = {"exp_avg": self.first, "exp_avg_sq": self.second}
+        found = {"step": self.count, "mu_product": self.mu_product}
+        return found | {
+            k: t for name, kept in moments.items() for k, t in self.parameters.like_wholes(name, kept).items()
+        }

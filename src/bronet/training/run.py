@@ -148,9 +148,9 @@ def checked_device(device: torch.device | str, recipe: Recipe, options: RunOptio
     if place.type == "cpu" and recipe.train.precision == "bf16":
         # No gain there, and some processors announce bf16 instructions that they then refuse to run.
         raise BronetError("train.precision must be float32 on a CPU, got bf16; train on cuda or change it")
-    if options.fsdp and recipe.optim.name == "muon":
+    if options.fsdp and recipe.optim.name not in ("nadam", "sgd"):
         raise BronetError(
-            "optim.name must be nadam or sgd where parameters are sharded (fsdp), got 'muon': "
+            f"optim.name must be nadam or sgd where parameters are sharded (fsdp), got {recipe.optim.name!r}: "
             "a part of a matrix cannot be orthogonalised"
         )
     if options.track:
