@@ -24,7 +24,7 @@ from bronet.layers.base import (
     without_autocast,
 )
 from bronet.layers.convolution import Convolution, Options, PaddingMode
-from bronet.layers.execution import Inversion, ReflectorLayer
+from bronet.layers.execution import Derivation, PreparedLayer
 from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import (
     Geometry,
@@ -51,10 +51,13 @@ from bronet.proof.spectral import absolute_norm
 
 
 @dataclass(frozen=True)
-class _GridInversion(Inversion):
+class _Inverses(Derivation):
+    """(V*V)^-1 at every frequency, rounded to `dtype`."""
+
+    dtype: torch.dtype
     geometry: Geometry
 
-    def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, kernels: Sequence[Tensor]) -> list[Tensor]:
         return reflector_inverses(kernels, self.geometry, dtype=self.dtype)
 
 
@@ -67,7 +70,7 @@ class _Key:
     dtype: torch.dtype
 
 
-class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
+class BROConv2d(Convolution[_Key, Weights], PreparedLayer[_Key, Weights]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
@@ -113,8 +116,8 @@ class BROConv2d(Convolution[_Key, Weights], ReflectorLayer[_Key, Weights]):
             if reflection is not None:
                 y: Tensor = reflection.apply(x, V, geometry)
                 return y
-            inversion = _GridInversion(self.weight.shape, precision, x.dtype, geometry)
-            return reflect_images(x, V, geometry, inverse=self.inverse_for(inversion))
+            inverses = _Inverses(self.weight.shape, precision, x.dtype, geometry)
+            return reflect_images(x, V, geometry, inverse=self.prepared(inverses))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)

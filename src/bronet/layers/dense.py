@@ -6,6 +6,7 @@ factored form: an m x m matrix is never formed, however wide the layer. `orthogo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,6 @@ from torch.nn.utils.parametrize import register_parametrization
 from bronet.errors import BronetError
 from bronet.layers.base import (
     IMAGE_AXES,
-    DerivedLayer,
     Device,
     T,
     batch_first,
@@ -30,7 +30,7 @@ from bronet.layers.base import (
     to_autocast,
     without_autocast,
 )
-from bronet.layers.execution import Inversion, PreparedWeightLayer, ReflectorLayer
+from bronet.layers.execution import Derivation, PreparedLayer
 from bronet.layers.identity_residual import residual_of, with_residual
 from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.orthogonal_maps import cholesky_orthogonal
@@ -42,15 +42,27 @@ from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 
 @dataclass(frozen=True)
-class _DenseInversion(Inversion):
+class _Inverse(Derivation):
+    """(V'V)^-1, rounded to `dtype`."""
+
+    dtype: torch.dtype
     ridge: float
 
-    def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, kernels: Sequence[Tensor]) -> list[Tensor]:
         V = torch.stack([unit_scaled(kernel) for kernel in kernels])
         return list(dense_inverse(V, ridge=self.ridge).to(self.dtype).unbind())
 
 
-class _Dense(DerivedLayer[torch.dtype, T]):
+@dataclass(frozen=True)
+class _CholeskyWeight(Derivation):
+    differentiable: ClassVar[bool] = True
+    ridge: float
+
+    def of(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+        return [cholesky_orthogonal(V, ridge=self.ridge) for V in kernels]
+
+
+class _Dense(PreparedLayer[torch.dtype, T]):
     """What the two dense layers share: sizes, checks, and the residual re-parameterisation."""
 
     def __init__(self, in_features: int, out_features: int, ridge: float) -> None:
@@ -81,7 +93,7 @@ class _Dense(DerivedLayer[torch.dtype, T]):
         return f"{self.in_features}, {self.out_features}"
 
 
-class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Tensor, ...]]):
+class BROLinear(_Dense[tuple[Tensor, ...]]):
     """The dense block reflector x -> E x - 2 V (V'V)^-1 V' x; semi-orthogonal where the sizes differ.
 
     Args:
@@ -125,7 +137,7 @@ class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Te
                 V, inverse = self.derived(precision)
             else:
                 V = unit_scaled(self.V(precision))
-                inverse = self.inverse_for(_DenseInversion(self.weight.shape, precision, x.dtype, self.ridge))
+                inverse = self.prepared(_Inverse(self.weight.shape, precision, x.dtype, self.ridge))
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
@@ -148,7 +160,7 @@ class BROLinear(_Dense[tuple[Tensor, ...]], ReflectorLayer[torch.dtype, tuple[Te
         return f"{super().extra_repr()}, rank={self.rank}"
 
 
-class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
+class CholeskyLinear(_Dense[Tensor]):
     """x -> W x with W = L^-1 V, L L' = V V' + ridge: (semi-)orthogonal rows, singular values at most one."""
 
     def __init__(
@@ -164,17 +176,19 @@ class CholeskyLinear(_Dense[Tensor], PreparedWeightLayer[torch.dtype, Tensor]):
         super().__init__(in_features, out_features, ridge)
         self._start_with(torch.empty(out_features, in_features, device=device, dtype=dtype), residual_depth)
 
-    def orthogonalize(self, V: Tensor) -> Tensor:
-        return cholesky_orthogonal(V, ridge=self.ridge)
+    def derive(self, key: torch.dtype) -> Tensor:
+        return cholesky_orthogonal(self.V(key), ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
         require_channels(x, self.in_features, "CholeskyLinear")
-        W = like_input(self.derived(self.precision_for(x)), x)
-        return product(W, x)
+        precision = self.precision_for(x)
+        W = self.prepared(_CholeskyWeight(self.weight.shape, precision, self.ridge))
+        return product(like_input(self.derived(precision) if W is None else W, x), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         require_shape(shape, self.in_features, "CholeskyLinear")
-        W = self.orthogonalize(self.V(torch.float64).detach())
+        with torch.no_grad():
+            W = self.derive(torch.float64)
         norm = largest_singular_value(W)
         products = [Product(norm, absolute_norm(W), self.in_features)]
         return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -69,90 +69,60 @@ def side_by_side(tasks: Sequence[Callable[[], object]], device: torch.device) ->
 _BATCH_BYTES = 2**29
 
 
-class _Prepared(NamedTuple, Generic[T]):
-    """A value, and the work that computes it."""
+@dataclass(frozen=True)
+class Derivation(ABC):
+    """What is derived from a layer's kernel V; layers of equal derivations may go together in one batch.
 
-    value: T
-    work: SideStream
+    `differentiable` says whether the result has a gradient with respect to V. Those without are derived in batches,
+    those with one by one, so that their backward passes are independent.
+    """
 
-    def awaited(self) -> T:
-        """Return the value for use on the current stream."""
-        parts = self.value if isinstance(self.value, tuple) else (self.value,)
-        self.work.keep_until_read(part for part in parts if isinstance(part, Tensor))
-        return self.value
+    differentiable: ClassVar[bool] = False
+
+    shape: torch.Size  # of the parameter
+    precision: torch.dtype  # of V
+
+    @abstractmethod
+    def of(self, kernels: Sequence[Tensor]) -> list[Tensor]:
+        """Return the result for each of several kernels, in one batch."""
 
 
 class PreparedLayer(DerivedLayer[K, T]):
-    """A layer that has something to be computed ahead of its forward pass."""
+    """A layer that has something derived from its parameters ahead of its forward pass: what its last one needed.
+
+    Precision and grid are known from a forward pass alone, and rarely change. So the first pass finds nothing prepared,
+    nor does one on images of another size; the layer then computes for itself. Shapes read from a graph of the network
+    would spare a run only that first pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.sees_all_parameters = True  # outside its forward, too; not so where they are sharded over processes
+        self.derivation: Derivation | None = None  # of the last forward
+        self.derived_ahead: tuple[Tensor, SideStream] | None = None
 
     @property
     def prepares(self) -> bool:
         """Whether something can be computed ahead, and it pays."""
         return self.sees_all_parameters and _device_of(self).type == "cuda" and not self.keeps_derived
 
-
-class PreparedWeightLayer(PreparedLayer[K, T]):
-    """A layer whose derived weight is computed ahead as a whole, gradient included: `orthogonalize(V(key))`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last_key: K | None = None
-        self.prepared_weight: _Prepared[T] | None = None
-
-    def derived(self, key: K) -> T:
-        """Return the derived weight: the prepared one if it is this; remember the key for the next forward pass."""
-        if self.keeps_derived:
-            return super().derived(key)
-        fits, self.last_key = key == self.last_key, key
-        return self.prepared_weight.awaited() if fits and self.prepared_weight is not None else super().derived(key)
-
-    def derive(self, key: K) -> T:
-        return self.orthogonalize(self.V(key))
-
-    @abstractmethod
-    def V(self, key: K) -> Tensor:
-        """Return what the weight is derived from, as the parameters have it."""
-
-    @abstractmethod
-    def orthogonalize(self, V: Tensor) -> T:
-        """Compute the derived weight."""
-
-
-@dataclass(frozen=True)
-class Inversion(ABC):
-    """What layers must share to be inverted in one batch: equal ones go together."""
-
-    shape: torch.Size
-    precision: torch.dtype  # of the factorisation
-    dtype: torch.dtype  # of the result
-
-    @abstractmethod
-    def invert(self, kernels: Sequence[Tensor]) -> list[Tensor]:
-        """Return the inverse of the Gram matrices of each kernel, in one batch."""
-
-
-class ReflectorLayer(PreparedLayer[K, T]):
-    """A layer that can be given the inverse it needs; `inversion` is that of its last forward, None before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inversion: Inversion | None = None
-        self.prepared_inverse: _Prepared[Tensor] | None = None
-
-    def inverse_for(self, inversion: Inversion) -> Tensor | None:
-        """Return the prepared inverse if it is this one; remember the inversion for the next forward pass."""
-        if is_traced():
-            return None  # which torch would take for a constant
-        fits, self.inversion = inversion == self.inversion, inversion
-        return self.prepared_inverse.awaited() if fits and self.prepared_inverse is not None else None
+    def prepared(self, derivation: Derivation) -> Tensor | None:
+        """Return what was derived ahead if it is this; remember the derivation for the next forward pass."""
+        if self.keeps_derived or is_traced():  # torch would take an inverse, which has no gradient, for a constant
+            return None
+        fits, self.derivation = derivation == self.derivation, derivation
+        if not fits or self.derived_ahead is None:
+            return None
+        result, work = self.derived_ahead
+        work.keep_until_read([result])
+        return result
 
     @abstractmethod
     def V(self, dtype: torch.dtype) -> Tensor:
-        """Return the parameters that are reflected, computed in this precision."""
+        """Return the kernel that the parameters stand for, computed in this precision."""
+
+
+AnyPrepared = PreparedLayer[Any, Any]
 
 
 @contextmanager
@@ -162,62 +132,56 @@ def prepared(module: nn.Module) -> Iterator[None]:
     On a GPU only: a CPU gains nothing from it, and stays independent of whether a forward pass came before.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, PreparedLayer) and layer.prepares]
-    reflectors = [layer for layer in layers if isinstance(layer, ReflectorLayer)]
-    weighted = [layer for layer in layers if isinstance(layer, PreparedWeightLayer)]
-    if weighted and dist.is_initialized():
-        weighted = []  # what averages gradients over processes would not wait for those of other streams
     works: list[SideStream] = []
     try:
-        works.extend(_prepare_inverses(reflectors))
-        works.extend(_prepare_weights(weighted))
+        for derivation, group in _by_derivation(layers):
+            works.extend(_derive_ahead(derivation, group))
         yield
     finally:
         for work in works:
             work.wait()
-        for reflector in reflectors:
-            reflector.prepared_inverse = None
-        for layer in weighted:
-            layer.prepared_weight = None
+        for layer in layers:
+            layer.derived_ahead = None
 
 
-def _prepare_weights(layers: Sequence[PreparedWeightLayer[K, T]]) -> Iterator[SideStream]:
-    """Give every layer its weight, all in parallel."""
+def _by_derivation(layers: Sequence[AnyPrepared]) -> list[tuple[Derivation, list[AnyPrepared]]]:
+    """Return layers of equal derivations together, those without gradients first."""
+    groups: dict[Derivation, list[AnyPrepared]] = defaultdict(list)
     for layer in layers:
-        if layer.last_key is not None:
-            device = _device_of(layer)
-            with without_autocast(device.type):
-                V = layer.V(layer.last_key)
-                V = V.view_as(V)  # a parameter's own gradient is summed up where its optimiser waits
-                work = SideStream(device)
-                with work():
-                    layer.prepared_weight = _Prepared(layer.orthogonalize(V), work)
-            yield work
+        # What averages gradients over processes would not wait for those of other streams.
+        if layer.derivation is not None and not (layer.derivation.differentiable and dist.is_initialized()):
+            groups[layer.derivation].append(layer)
+    return sorted(groups.items(), key=lambda group: group[0].differentiable)
 
 
-@torch.no_grad()
-def _prepare_inverses(layers: Sequence[ReflectorLayer[K, T]]) -> Iterator[SideStream]:
-    """Give every layer its inverse: equal layers in a few batches, which run in parallel."""
-    groups: dict[Inversion, list[ReflectorLayer[K, T]]] = defaultdict(list)
-    for layer in layers:
-        if layer.inversion is not None:
-            groups[layer.inversion].append(layer)
-    for inversion, group in groups.items():
-        yield from _invert_in_batches(inversion, group)
-
-
-def _invert_in_batches(inversion: Inversion, layers: list[ReflectorLayer[K, T]]) -> Iterator[SideStream]:
-    """Give equal layers their inverses, in batches that double: the first layer need not wait for the last."""
-    count, device = 1, _device_of(layers[0])
+def _derive_ahead(derivation: Derivation, layers: Sequence[AnyPrepared]) -> Iterator[SideStream]:
+    """Give layers of equal derivations their results, in batches that double: the first need not wait for the last."""
+    count = 1
     while layers:
         batch, layers = layers[:count], layers[count:]
-        work = SideStream(device)
-        with work(), without_autocast(device.type):
-            inverses = inversion.invert([layer.V(inversion.precision) for layer in batch])
-        for layer, inverse in zip(batch, inverses, strict=True):
-            layer.prepared_inverse = _Prepared(inverse, work)
+        results, work = _derived_on_its_own_stream(derivation, batch)
+        for layer, result in zip(batch, results, strict=True):
+            layer.derived_ahead = result, work
         yield work
-        size = inverses[0].numel() * inverses[0].element_size()
-        count = max(1, min(2 * count, _BATCH_BYTES // size))
+        if not derivation.differentiable:
+            size = results[0].numel() * results[0].element_size()
+            count = max(1, min(2 * count, _BATCH_BYTES // size))
+
+
+def _derived_on_its_own_stream(
+    derivation: Derivation, layers: Sequence[AnyPrepared]
+) -> tuple[list[Tensor], SideStream]:
+    device = _device_of(layers[0])
+    with without_autocast(device.type):
+        if derivation.differentiable:
+            # A parameter's own gradient is summed up where its optimiser waits, so that V is computed there.
+            kernels = [V.view_as(V) for V in (layer.V(derivation.precision) for layer in layers)]
+            work = SideStream(device)
+            with work():
+                return derivation.of(kernels), work
+        work = SideStream(device)
+        with work(), torch.no_grad():
+            return derivation.of([layer.V(derivation.precision) for layer in layers]), work
 
 
 def _device_of(module: nn.Module) -> torch.device:
