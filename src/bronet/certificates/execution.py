@@ -9,7 +9,6 @@ Measured: how often the network's own forward pass, whose operations are others,
 themselves. That proves nothing of other points.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.certificates.run import images_at_once
-from bronet.data import ImageSet, load_images
+from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.layers import frozen
@@ -47,6 +46,7 @@ class Executed:
     largest_difference: float
 
 
+@torch.no_grad()
 def execute_run(
     run: RunFolder | Path | str,
     execution: Execution,
@@ -55,22 +55,14 @@ def execute_run(
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
 ) -> Executed:
-    """Return what is left of a run's certificate in another execution; nothing is written."""
+    """Return what is left of a run's certificate in another execution, float32 or bf16; nothing is written."""
     run = open_run(run)
     certificate = read_certificate(run.certificate(split).facts)
-    images = load_images(run.recipe.data, split, limit=certificate.images, data_dir=data_dir, classes=run.classes()).to(
-        device
-    )
-    return execute(load_model(run, device=device), images, execution, eps=certificate.eps)
-
-
-@torch.no_grad()
-def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Sequence[str]) -> Executed:
-    """Return what is left of the certificates of images where the network runs in float32, or in bf16."""
-    shape, proves = tuple(images.images.shape[1:]), execution == "float32"
-    network = prove(model.eval(), shape)
+    images = load_images(run.recipe.data, split, limit=certificate.images, data_dir=data_dir, classes=run.classes())
+    images, model = images.to(device), load_model(run, device=device)
+    network = prove(model, shape := tuple(images.images.shape[1:]))
     with executed_in(FLOAT32):
-        shorter = prove(model, shape) if proves else None
+        shorter = prove(model, shape) if execution == "float32" else None
     columns: list[tuple[Tensor, ...]] = []
     with frozen(model):
         for index in torch.arange(len(images), device=images.labels.device).split(images_at_once(network.device)):
@@ -83,18 +75,15 @@ def execute(model: nn.Module, images: ImageSet, execution: Execution, *, eps: Se
             distance = (logits - network.logits(pixels)).abs().amax(dim=1)
             columns.append((wide.prediction == images.labels[index], wide.radius, narrow, other, distance))
     correct, wide_radius, narrow_radius, other, distance = (torch.cat(column) for column in zip(*columns, strict=True))
-    shares = {
-        text: (
-            float(certified_at(wide_radius, correct, parse_budget(text)).double().mean()),
-            float(certified_at(narrow_radius, correct, parse_budget(text)).double().mean()),
-        )
-        for text in eps
-    }
+
+    def certified(radius: Tensor, eps: str) -> float:
+        return float(certified_at(radius, correct, parse_budget(eps)).double().mean())
+
     return Executed(
         images=len(images),
         radii=int((wide_radius > 0).sum()),
-        surviving=int((narrow_radius > 0).sum()) if proves else None,
-        certified=shares,
+        surviving=int((narrow_radius > 0).sum()) if shorter else None,
+        certified={eps: (certified(wide_radius, eps), certified(narrow_radius, eps)) for eps in certificate.eps},
         other_classes=int(other.sum()),
         largest_difference=float(distance.max()),
     )

@@ -6,7 +6,7 @@ The rows are those that `bronet certify` writes, made by the same code: the same
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from bronet.certificates.run import certify_pixels, images_at_once, naive_gap_lipschitz
+from bronet.certificates.run import as_recorded, certify_pixels, images_at_once, naive_gap_lipschitz
 from bronet.data import ImageSet, batches_of
 from bronet.data.sources import Batches
 from bronet.errors import BronetError
 from bronet.files import replace_text
 from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel
-from bronet.graph.network import ProvedNetwork, prove
+from bronet.graph.network import prove
 from bronet.layers import frozen
 from bronet.layers.base import IMAGE_AXES
-from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
 from bronet.records import rows_text
-from bronet.run.certificate import Row, recorded
+from bronet.run.certificate import Row, certified_accuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,11 +52,13 @@ def certified_radius(model: nn.Module, images: Any, *, batch_size: int | None = 
             too; the radii come in its order.
         batch_size: images that are computed at once, by default as many as suit the device.
     """
-    source, is_single = _source(unwrapped(model), images)
-    radii = [network.certify(pixels).radius for network, pixels, _ in _proved(model, source, batch_size)]
-    if not radii and isinstance(source, Tensor):
-        return source.new_zeros(0, dtype=torch.float64)
-    radius = torch.cat(radii)
+    model = unwrapped(model)
+    source, is_single = _source(model, images)
+    network, radii = None, list[Tensor]()
+    for pixels, _ in _batches(model, source, batch_size):
+        network = network or prove(model, tuple(pixels.shape[1:]))
+        radii.append(network.certify(pixels).radius)
+    radius = torch.cat(radii) if radii else torch.zeros(0, dtype=torch.float64)
     return radius[0] if is_single else radius
 
 
@@ -75,28 +76,30 @@ def certify(model: nn.Module, images: Any, labels: Any = None, *, batch_size: in
     """
     model = unwrapped(model)
     source, _ = _source(model, images)
+    files, classes = (source.files, source.classes) if isinstance(source, ImageSet) else ((), ())
     given = None if labels is None else torch.as_tensor(labels).flatten()
-    rows, network, gap, is_labelled = list[Row](), None, torch.empty(0), True
+    rows, network, is_labelled = list[Row](), None, True
     with frozen(model):
-        for network, pixels, brought in _proved(model, source, batch_size):
-            gap = gap if rows else naive_gap_lipschitz(model, network)
-            first, end = len(rows), len(rows) + len(pixels)
-            own = _checked_labels(given[first:end] if given is not None else brought, len(pixels), classes=len(gap))
+        for pixels, brought in _batches(model, source, batch_size):
+            if network is None:
+                network = prove(model, tuple(pixels.shape[1:]))
+                gap = naive_gap_lipschitz(model, network)
             if given is not None and brought is not None:
                 raise BronetError("labels must be left out where the images bring their own")
+            first, end = len(rows), len(rows) + len(pixels)
+            own = brought if given is None else given[first:end]
             is_labelled = own is not None
-            own = own.to(pixels.device) if own is not None else network.certify(pixels).prediction
-            rows += certify_pixels(model, network, pixels, own, index=torch.arange(first, end), gap=gap).rows
+            checked = None if own is None else _checked_labels(own, pixels, len(gap))
+            index = torch.arange(first, end)
+            rows += certify_pixels(model, network, pixels, checked, index=index, gap=gap, files=files).rows
     if network is None:
         raise BronetError("images must be at least one, got none")
     if given is not None and len(given) != len(rows):
         raise BronetError(f"labels must be one for each of the {len(rows)} images, got {len(given)}")
-    files = source.files if isinstance(source, ImageSet) else ()
-    named = source.classes if isinstance(source, ImageSet) else ()
     return Certificates(
-        rows=tuple(_recorded(row, files) for row in rows),
+        rows=as_recorded(rows),
         lipschitz=network.lipschitz,
-        classes=named or (model.classes if isinstance(model, CertifiableModel) else ()),
+        classes=classes or (model.classes if isinstance(model, CertifiableModel) else ()),
         is_labelled=is_labelled,
     )
 
@@ -146,8 +149,7 @@ class Certificates:
         value = parse_budget(eps, name="eps") if isinstance(eps, str) else eps
         if not 0 <= value < math.inf:
             raise BronetError(f"eps must be a distance of at least 0, got {eps}")
-        correct = torch.tensor([row.correct for row in self.rows])
-        return float(certified_at(self.radius, correct, value).double().mean())
+        return certified_accuracy(self.rows, value)
 
     @property
     def clean_accuracy(self) -> float:
@@ -196,90 +198,53 @@ class Certificates:
             raise BronetError("images must have labels to count accuracy; give certify(model, images, labels)")
 
 
-def _recorded(row: Row, files: Sequence[str]) -> Row:
-    """Return a row as it is written down."""
-    file = files[row.index] if files else ""
-    return replace(row, radius=recorded(row.radius), file=file)
-
-
-def _checked_labels(labels: Any, images: int, *, classes: int) -> Tensor | None:
-    """Return the labels of a batch, or raise where they are no classes of the network or too few."""
-    if labels is None:
-        return None
-    if len(labels) != images or labels.ndim != 1:
-        raise BronetError(f"labels must be one for each image, got shape {tuple(labels.shape)} for {images} images")
+def _checked_labels(labels: Tensor, pixels: Tensor, classes: int) -> Tensor:
+    """Return the labels of a batch where it lies, or raise where they are no classes of the network or too few."""
+    if len(labels) != len(pixels) or labels.ndim != 1:
+        raise BronetError(
+            f"labels must be one for each image, got shape {tuple(labels.shape)} for {len(pixels)} images"
+        )
     if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         got = labels.dtype if labels.is_floating_point() else f"{int(labels.min())} to {int(labels.max())}"
         raise BronetError(f"labels must be whole numbers from 0 to {classes - 1}, got {got}")
-    return labels
+    return labels.to(pixels.device)
 
 
-def _proved(
-    model: nn.Module, images: Any, batch_size: int | None
-) -> Iterator[tuple[ProvedNetwork, Tensor, Tensor | None]]:
-    """Yield the proof of a model, and images with their labels, if they have any, in the number to compute at once."""
-    network = None
+def _batches(model: nn.Module, images: Any, batch_size: int | None) -> Batches:
+    """Yield images where the model lies, and their labels, if they have any, in the number to compute at once."""
     home = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    place = images.device if isinstance(images, Tensor) else home
-    size = images_at_once(place, batch_size)
-    for pixels, labels in _regrouped(batches_of(images, batch_size=size), size):
-        network = network or prove(model, tuple(pixels.shape[1:]))
-        if not len(pixels):
-            continue
+    size = images_at_once(home, batch_size)
+    for pixels, *labels in _regrouped(batches_of(images, batch_size=size), size):
         if not 0 <= float(pixels.amin()) <= float(pixels.amax()) <= 1:
-            warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=4)
-        yield network, pixels.to(place), labels
-    if network is None:
-        raise BronetError("images must be at least one batch, got an empty data set")
+            warnings.warn("images lie outside [0, 1], where radii mean nothing; divide bytes by 255", stacklevel=3)
+        yield pixels.to(home), labels[0] if labels else None
 
 
-Labelled = tuple[Tensor, Tensor | None]
-
-
-def _regrouped(batches: Batches, size: int) -> Batches:
+def _regrouped(batches: Batches, size: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield the images of batches so many at once, so that no result depends on how a loader cuts them."""
-    kept: Labelled | None = None
-    for batch in batches:
-        kept = batch if kept is None else _joined(kept, batch)
+    kept: tuple[Tensor, ...] = ()
+    for pixels, labels in batches:
+        batch = (pixels,) if labels is None else (pixels, labels)
+        if kept and len(kept) != len(batch):
+            raise BronetError("labels must come with every batch of images or with none")
+        kept = tuple(map(torch.cat, zip(kept, batch, strict=True))) if kept else batch
         while len(kept[0]) > size:
-            yield _part(kept, slice(size))
-            kept = _part(kept, slice(size, None))
-    if kept is not None:
+            yield tuple(part[:size] for part in kept)
+            kept = tuple(part[size:] for part in kept)
+    if kept and len(kept[0]):
         yield kept
-
-
-def _joined(first: Labelled, second: Labelled) -> Labelled:
-    if first[1] is None and second[1] is None:
-        return torch.cat([first[0], second[0]]), None
-    if first[1] is None or second[1] is None:
-        raise BronetError("labels must come with every batch of images or with none")
-    return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
-
-
-def _part(batch: Labelled, chosen: slice) -> Labelled:
-    pixels, labels = batch
-    return pixels[chosen], None if labels is None else labels[chosen]
 
 
 def _source(model: nn.Module, images: Any) -> tuple[Any, bool]:
     """Return images as `batches_of` takes them, and whether they were one image without a batch."""
-    is_stored = isinstance(images, (Dataset, DataLoader))
-    return (images, False) if is_stored else _as_batch(model, images)
-
-
-def _as_batch(model: nn.Module, images: Any) -> tuple[Tensor, bool]:
-    """Return images as a batch, and whether it was one image without a batch."""
-    if isinstance(images, Tensor):
-        batch = images
-    else:
-        try:
-            device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-            batch = torch.as_tensor(images, device=device)
-        except (TypeError, ValueError, RuntimeError):
-            raise BronetError(f"images must be a tensor or an array, got {type(images).__name__}") from None
-    if batch.ndim in (IMAGE_AXES, 1) and (batch.ndim == IMAGE_AXES or not isinstance(model, CertifiableModel)):
-        return batch[None], True
-    if batch.ndim not in (1 + IMAGE_AXES, 2) or (batch.ndim == 2 and isinstance(model, CertifiableModel)):
+    if isinstance(images, (Dataset, DataLoader)):
+        return images, False
+    try:
+        batch = torch.as_tensor(images)
+    except (TypeError, ValueError, RuntimeError):
+        raise BronetError(f"images must be a tensor or an array, got {type(images).__name__}") from None
+    axes = (len(model.image_shape),) if isinstance(model, CertifiableModel) else (1, IMAGE_AXES)
+    if batch.ndim not in {axis + 1 for axis in axes} | {*axes}:
         shape = tuple(batch.shape)
         raise BronetError(f"images must have shape (batch, channel, height, width) or that of one image, got {shape}")
-    return batch, False
+    return (batch[None], True) if batch.ndim in axes else (batch, False)

@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,7 +113,7 @@ def certify_run(
             if progress is not None:
                 progress(sum(len(part.rows) for part in found), len(images))
         found.sort(key=lambda part: part.rows[0].index)
-        rows = tuple(replace(row, radius=recorded(row.radius)) for part in found for row in part.rows)
+        rows = as_recorded(row for part in found for row in part.rows)
         rounding = [amount for part in found for amount in part.rounding]
         seconds = time.perf_counter() - start
         if file_hash(run.weights) != weights:
@@ -172,24 +172,23 @@ def certify_images(
     model: nn.Module, network: ProvedNetwork, images: ImageSet, index: Int[Tensor, " b"], gap: Float[Tensor, "k k"]
 ) -> CertifiedImages:
     """Return what is proved of some of the images, and beside it the radius of the literature for its `gap`."""
-    pixels, labels = images.pixels(index, dtype=torch.float64), images.labels[index]
-    proved = certify_pixels(model, network, pixels, labels, index=index, gap=gap)
-    if not images.files:
-        return proved
-    return replace(proved, rows=tuple(replace(row, file=images.files[row.index]) for row in proved.rows))
+    pixels = images.pixels(index, dtype=torch.float64)
+    return certify_pixels(model, network, pixels, images.labels[index], index=index, gap=gap, files=images.files)
 
 
 def certify_pixels(
     model: nn.Module,
     network: ProvedNetwork,
     pixels: Float[Tensor, "b ..."],
-    labels: Int[Tensor, " b"],
+    labels: Int[Tensor, " b"] | None,
     *,
     index: Int[Tensor, " b"],
     gap: Float[Tensor, "k k"],
+    files: Sequence[str] = (),
 ) -> CertifiedImages:
-    """Return what is proved of a batch, whose images have these labels and numbers; see `certify_images`."""
+    """Return what is proved of a batch, whose images have these labels (or none) and numbers; see `certify_images`."""
     proved = network.certify(pixels)
+    labels = proved.prediction if labels is None else labels
     columns = {
         "index": index,
         "label": labels,
@@ -199,8 +198,13 @@ def certify_pixels(
         "radius": proved.radius,
         "naive_radius": naive_radius(model, pixels, gap),
     }
-    targeted = tuple(tuple(radii) for radii in proved.targeted.tolist())
-    return CertifiedImages(tuple(rows_of(Row, columns)), tuple(proved.rounding.tolist()), targeted)
+    rows = (replace(row, file=files[row.index] if files else "") for row in rows_of(Row, columns))
+    return CertifiedImages(tuple(rows), tuple(proved.rounding.tolist()), tuple(map(tuple, proved.targeted.tolist())))
+
+
+def as_recorded(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return rows as they are written down."""
+    return tuple(replace(row, radius=recorded(row.radius)) for row in rows)
 
 
 def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:
@@ -208,15 +212,14 @@ def soundness_cost(rows: Sequence[Row]) -> SoundnessCost:
 
     Negative where the proof gives more, which happens: the naive forward rounds in float32.
     """
-    pairs = [(row.naive_radius - row.radius, row.naive_radius) for row in rows if 0 < row.naive_radius < math.inf]
-    if not pairs:
-        return SoundnessCost(median=None, worst=None, relative_median=None, relative_worst=None)
-    lost, relative = [cost for cost, _ in pairs], [cost / naive for cost, naive in pairs]
+    known = [row for row in rows if 0 < row.naive_radius < math.inf]
+    lost = [row.naive_radius - row.radius for row in known]
+    relative = [cost / row.naive_radius for cost, row in zip(lost, known, strict=True)]
     return SoundnessCost(
-        median=statistics.median(lost),
-        worst=max(lost),
-        relative_median=statistics.median(relative),
-        relative_worst=max(relative),
+        median=statistics.median(lost) if known else None,
+        worst=max(lost, default=None),
+        relative_median=statistics.median(relative) if known else None,
+        relative_worst=max(relative, default=None),
     )
 
 
