@@ -39,7 +39,7 @@ def moved(apply: Apply, out: Output) -> ProvedMap:
 def copied(apply: Apply, out: Output, input: Input) -> ProvedMap:
     """Return the map of an operation that selects entries, of which each may be there several times or not at all."""
     index = entries_of(apply, input.shape)
-    times = int(index[index >= 0].flatten().bincount().max()) if bool((index >= 0).any()) else 0
+    times = int(index.bincount().max()) if len(index) else 0
     return ProvedMap(apply, out.shape, 1.0 if times <= 1 else up(math.sqrt(times)), remark=MOVES)
 
 

@@ -240,12 +240,13 @@ def _norm(matrix: Sequence[_Row]) -> float:
 
 def _disjoint_parts(graph: Graph) -> dict[int, tuple[int, int, int]]:
     """Return, for parts of a value of which no two share an entry: the value, the part's number, and how many."""
-    by_source: dict[int, list[int]] = {}
-    for value in graph.selected:
-        by_source.setdefault(graph.operations[value - 1].inputs[0], []).append(value)
+    by_source: dict[int, dict[int, Tensor]] = {}
+    for value, node in enumerate(graph.operations, start=1):
+        if node.entries is not None:
+            by_source.setdefault(node.inputs[0], {})[value] = node.entries
     found: dict[int, tuple[int, int, int]] = {}
     for source, parts in by_source.items():
-        entries = torch.cat([graph.selected[part].flatten() for part in parts]).sort().values
+        entries = torch.cat(list(parts.values())).sort().values
         if len(parts) > 1 and bool((entries[1:] > entries[:-1]).all()):
             found |= {part: (source, position, len(parts)) for position, part in enumerate(parts)}
     return found

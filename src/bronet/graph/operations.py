@@ -73,7 +73,7 @@ class Operation:
     """An operation of a model: its path, its proved map, and which values it takes.
 
     Value 0 is the image, value k + 1 what operation k gives. `kind` is the type of a module, `place` a line of the
-    user's code.
+    user's code. `entries` says which entries of its one input it gives, unchanged, where those are some of them.
     """
 
     path: str
@@ -81,6 +81,7 @@ class Operation:
     inputs: tuple[int, ...]
     kind: str = "function"
     place: str = ""
+    entries: Tensor | None = None
 
     @property
     def bound(self) -> float | None:
@@ -106,12 +107,10 @@ class Operation:
 class Graph:
     """The operations that a model's output depends on, in order, the last of which gives it.
 
-    `selected` says of values that are entries of the one input of their operation, unchanged, which ones. `note` says
-    what of the model's forward is left out, as it changes nothing of what is proved.
+    `note` says what of the model's forward is left out, as it changes nothing of what is proved.
     """
 
     operations: tuple[Operation, ...]
-    selected: dict[int, Tensor]
     device: torch.device
     note: str = ""
 
@@ -146,6 +145,7 @@ def pair_of(value: Size) -> tuple[int, int]:
 
 
 def entries_of(apply: Apply, source: Shape) -> Tensor:
-    """Return which flat entry of its one input every entry of the result is; -1 for a constant of zero."""
+    """Return which flat entries of its one input a map gives, each as often as it does; zeros that it adds are none."""
     numbers = torch.arange(1, math.prod(source) + 1, dtype=torch.float64).reshape(1, *source)
-    return apply(numbers)[0].long() - 1
+    found = apply(numbers).long().flatten() - 1
+    return found[found >= 0]

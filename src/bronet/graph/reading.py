@@ -7,7 +7,6 @@ one), and each of torch's operations must give there what its proved map gives. 
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,35 +49,28 @@ class _Reading:
         drawn = torch.rand(_SAMPLE, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.images = drawn.to(tensors[0].device if tensors else "cpu")
         self.operations: list[Operation] = []
-        self.selected = dict[int, Tensor]()
         self.values, self.samples = dict[fx.Node, int](), dict[fx.Node, Tensor]()
         self.layers = dict[fx.Node, list[tuple[str, str, ProvedMap]]]()
 
     def result(self) -> Graph:
         """Follow the forward from the images to what it returns, and keep what that depends on."""
-        first, *nodes, last = traced(self.twin, self.images.clone(), self._layer).nodes
+        trace = traced(self.twin, self.images.clone(), self._layer)
+        (returned,) = trace.output_node().args
+        self.output, note = _before_log_softmax(returned)
+        if not _is_activation(self.output):
+            name, got = type(self.model).__name__, "several" if isinstance(returned, (tuple, list)) else "a constant"
+            raise UnreadableError(f"{name} must return one tensor that depends on its images, got {got}")
+        trace.output_node().args = (self.output,)
+        trace.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        first, *nodes, _ = trace.nodes
         self.values[first], self.samples[first] = 0, self.images
-        self.output, note = _before_log_softmax(last.args[0])
         for node in nodes:
             if node.meta["of_images"]:
                 self.values[node] = self._read(node)
-        output = self.output
-        if output not in self.samples:
-            name, got = type(self.model).__name__, "several" if isinstance(output, (tuple, list)) else "a constant"
-            raise UnreadableError(f"{name} must return one tensor that depends on its images, got {got}")
-        needed, waiting = {0}, [self.values[output]]
-        while waiting:
-            value = waiting.pop()
-            if value not in needed:
-                needed.add(value)
-                waiting += self.operations[value - 1].inputs
-        number = {value: position for position, value in enumerate(sorted(needed))}
-        found = (self.operations[value - 1] for value in sorted(needed - {0}))
-        kept = [replace(operation, inputs=tuple(number[i] for i in operation.inputs)) for operation in found]
-        if all(operation.proved.known for operation in kept):
-            self._compare(self.samples[output].log_softmax(1) if note else self.samples[output])
-        selected = {number[value]: entries for value, entries in self.selected.items() if value in needed}
-        return Graph(tuple(kept), selected, self.images.device, note)
+        if all(operation.proved.known for operation in self.operations):
+            output = self.samples[self.output]
+            self._compare(output.log_softmax(1) if note else output)
+        return Graph(tuple(self.operations), self.images.device, note)
 
     def _compare(self, output: Tensor) -> None:
         """Raise where the graph gives something else than the model itself, in float64, for two random images."""
@@ -114,24 +106,33 @@ class _Reading:
     def _read(self, node: fx.Node) -> int:
         """Keep an operation and return its value; parts of a value that no rule gives are that value."""
         source, result = node.all_input_nodes[0], node.meta["value"]
-        if node in self.layers:
-            value, self.samples[node] = self.values[source], result
-            for path, kind, proved in self.layers[node]:
-                value = self._keep(node, (value,), proved, path, kind)
-            return value
-        is_part = node.target is operator.getitem and not isinstance(source.meta["value"], Tensor)
         if isinstance(result, Tensor):
             self.samples[node] = result
         elif not isinstance(result, (tuple, list)):
             got = f"got {type(result).__name__}: no control may depend on activations"
             raise UnreadableError(f"{where(node)} must give a tensor, {got}")
+        if node in self.layers:
+            value = self.values[source]
+            for path, kind, proved in self.layers[node]:
+                value = self._keep(Operation(path, proved, (value,), kind, node.meta["place"]))
+            return value
+        is_part = node.target is operator.getitem and not isinstance(source.meta["value"], Tensor)
         if node.target in moves.PARTS or (is_part and source.target not in moves.PARTS):
             return self.values[source]
         inputs, proved = self._proved(node, source if is_part else node)
-        value = self._keep(node, tuple(self.values[x] for x in inputs), proved, name_of(node), kind_of(node))
-        if len(inputs) == 1 and proved.remark == MOVES and len(entries := _entries(proved, inputs[0])):
-            self.selected[value] = entries
-        return value
+        entries = None
+        if (
+            len(inputs) == 1
+            and proved.remark == MOVES
+            and math.prod(proved.output_shape) < math.prod(_shape(inputs[0]))
+        ):
+            entries = entries_of(proved.apply, _shape(inputs[0]))
+        values = tuple(self.values[x] for x in inputs)
+        return self._keep(Operation(name_of(node), proved, values, kind_of(node), node.meta["place"], entries))
+
+    def _keep(self, operation: Operation) -> int:
+        self.operations.append(operation)
+        return len(self.operations)
 
     def _proved(self, node: fx.Node, called: fx.Node) -> tuple[list[fx.Node], ProvedMap]:
         """Return the activations that an operation takes, and its proved map by its rule or without a bound.
@@ -175,10 +176,6 @@ class _Reading:
             reason = f"not with these arguments: {first_line(error)}"
         return inputs, ProvedMap(_refused, _shape(node), UNKNOWN, UNKNOWN, remark=reason)
 
-    def _keep(self, node: fx.Node, inputs: tuple[int, ...], proved: ProvedMap, path: str, kind: str) -> int:
-        self.operations.append(Operation(path, proved, inputs, kind, str(node.meta["place"])))
-        return len(self.operations)
-
 
 def _why_closed(module: nn.Module) -> str:
     """Return why a module whose forward is not followed has no bound."""
@@ -205,13 +202,8 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(value.shape[1:])
 
 
-def _entries(proved: ProvedMap, source: fx.Node) -> Tensor:
-    """Return which entries of its input a map selects, none if it keeps all."""
-    shape = _shape(source)
-    if math.prod(proved.output_shape) >= math.prod(shape):
-        return torch.empty(0)
-    entries = entries_of(proved.apply, shape)
-    return entries[entries >= 0]
+def _is_activation(output: object) -> bool:
+    return isinstance(output, fx.Node) and output.meta["of_images"] and isinstance(output.meta["value"], Tensor)
 
 
 def _tried(name: str, proved: ProvedMap, inputs: Sequence[Tensor]) -> Tensor:
