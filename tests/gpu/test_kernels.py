@@ -78,12 +78,11 @@ def test_inverse_of_a_large_condition_leaves_reflectors_orthogonal(tf32: bool) -
 
 
 def test_fused_nadam_equals_torch() -> None:
-    from bronet.training.distributed import Parameters
     from bronet.training.optimizers import NAdam
 
     start = draw(33, 65)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    fused = NAdam(Parameters([ours]), weight_decay=1e-2)
+    fused = NAdam([ours], weight_decay=1e-2)
     reference = torch.optim.NAdam([theirs], lr=1e-2, weight_decay=1e-2)
     for step in range(12):
         ours.grad, theirs.grad = draw(33, 65, seed=step), draw(33, 65, seed=step)

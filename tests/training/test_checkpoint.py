@@ -18,7 +18,7 @@ from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
 from bronet.training import train
 from bronet.training.checkpoint import CHECKSUM, Checkpoints
-from bronet.training.distributed import Parameters, Processes
+from bronet.training.distributed import Processes
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.statistics import Tally
 from tiny_run import header_of, rewrite, tiny_recipe
@@ -33,7 +33,7 @@ def small_model(seed: int = 0, width: int = 5) -> nn.Module:
 
 
 def optimizer_of(model: nn.Module) -> Optimizer:
-    return build_optimizer(RECIPE.optim, Parameters(model.parameters()))
+    return build_optimizer(RECIPE.optim, list(model.parameters()))
 
 
 def trained(model: nn.Module, steps: int = 3) -> Optimizer:

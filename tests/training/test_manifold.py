@@ -14,7 +14,7 @@ from bronet.graph import prove
 from bronet.recipe import OptimRecipe
 from bronet.recipe.architecture import LipNeXtArchitecture
 from bronet.run.weights import load_model
-from bronet.training.distributed import Parameters, copy_wholes
+from bronet.training.distributed import copy_wholes
 from bronet.training.manifold import ManifoldAdam, fast_exponential, retracted
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.run import train
@@ -35,7 +35,7 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 
 def manifold(all_: list[nn.Parameter], **settings: float) -> Optimizer:
     recipe = OptimRecipe(**({"name": "manifold", "lr": 1e-2} | settings))  # type: ignore[arg-type]
-    return build_optimizer(recipe, Parameters(all_), matrices=all_[:-1])
+    return build_optimizer(recipe, all_, matrices=all_[:-1])
 
 
 def take(optimizer: Optimizer, all_: list[nn.Parameter], *, first: int, last: int, rate: float) -> None:
@@ -120,5 +120,5 @@ def test_a_network_without_orthogonal_matrices_is_refused() -> None:
     with pytest.raises(
         BronetError, match=r"optim\.name manifold needs the orthogonal matrices of LipNeXt .* got 0 of 3; use nadam"
     ):
-        build_optimizer(OptimRecipe(name="manifold", lr=1e-3), Parameters(parameters(torch.float32)))
+        build_optimizer(OptimRecipe(name="manifold", lr=1e-3), parameters(torch.float32))
     assert isinstance(manifold(parameters(torch.float32)), ManifoldAdam)

@@ -15,7 +15,7 @@ from bronet.layers.shape import Flatten
 from bronet.models import Chain, build_model
 from bronet.recipe import BRONetArchitecture, LipConvNetArchitecture, OptimRecipe, dataset_spec, named_recipe, override
 from bronet.recipe.schema import DatasetSpec
-from bronet.training.distributed import Parameters, copy_wholes
+from bronet.training.distributed import copy_wholes
 from bronet.training.muon import Muon, muon_matrices, newton_schulz
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.run import train
@@ -48,7 +48,7 @@ def weights(dtype: torch.dtype = torch.float32) -> tuple[list[nn.Parameter], lis
 
 def muon(parameters: list[nn.Parameter], matrices: list[nn.Parameter], **settings: float) -> Optimizer:
     recipe = OptimRecipe(**({"name": "muon", "lr": 0.1} | settings))  # type: ignore[arg-type]
-    return build_optimizer(recipe, Parameters(parameters), matrices=matrices)
+    return build_optimizer(recipe, parameters, matrices=matrices)
 
 
 def set_gradients(parameters: list[nn.Parameter], step: int, scale: float = 1.0) -> None:
@@ -209,7 +209,7 @@ def test_state_is_a_momentum_for_each_matrix_and_nadams_for_the_rest() -> None:
 def test_a_network_without_orthogonal_layers_is_refused() -> None:
     head = LastLayerNormalized(3, 2)
     model = Chain((3, 1, 1), Normalization((0.5,) * 3), Flatten(), head)
-    parameters = Parameters(model.parameters())
+    parameters = list(model.parameters())
     with pytest.raises(BronetError, match=r"muon needs matrices of .* got 0 of 2; use nadam") as error:
         build_optimizer(OptimRecipe(name="muon", lr=0.1), parameters, matrices=muon_matrices(model))
     assert "\n" not in str(error.value)

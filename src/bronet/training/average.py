@@ -3,14 +3,14 @@
 Any values give 1-Lipschitz layers, so an average of networks is certified like any other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from bronet.models import CertifiableModel
-from bronet.training.distributed import Parameters, part_of, spread
+from bronet.training.distributed import named_like, part_of, spread
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""
@@ -23,9 +23,9 @@ class Lookahead:
     which restart from there. The optimiser's momentum is kept, as in the published code.
     """
 
-    def __init__(self, parameters: Parameters, *, steps: int, alpha: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, steps: int, alpha: float) -> None:
         self.parameters, self.steps, self.alpha = parameters, steps, alpha
-        self.fast = [part.detach() for part in parameters.parts]
+        self.fast = [part_of(parameter) for parameter in parameters]
         self.slow = [fast.clone() for fast in self.fast]
         self.taken = torch.zeros((), dtype=torch.int64)
 
@@ -38,7 +38,7 @@ class Lookahead:
             torch._foreach_copy_(self.fast, self.slow)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.parameters.like_wholes("slow", self.slow) | {"taken": self.taken}
+        return named_like(self.parameters, self.slow, "slow") | {"taken": self.taken}
 
 
 class Snapshot:

@@ -236,33 +236,7 @@ def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
     return found
 
 
-class Parameters:
-    """The parameters that are trained, and of each the part that an optimiser steps on: all of it, or this process's.
-
-    A part lies in the memory of its parameter, so a step changes the model.
-    """
-
-    def __init__(self, wholes: Iterable[nn.Parameter]) -> None:
-        self.wholes = list(wholes)
-        self.parts = [nn.Parameter(part_of(whole)) if is_sharded(whole) else whole for whole in self.wholes]
-
-    @property
-    def sharded(self) -> bool:
-        """Whether this process holds only a part of some parameter."""
-        return any(is_sharded(whole) for whole in self.wholes)
-
-    def drop_gradients(self) -> None:
-        for part, whole in zip(self.parts, self.wholes, strict=True):
-            part.grad = whole.grad = None
-
-    def take_gradients(self) -> list[nn.Parameter]:
-        """Give each part its part of the gradient, and return the parts that have one."""
-        for part, whole in zip(self.parts, self.wholes, strict=True):
-            if part is not whole:
-                part.grad = None if whole.grad is None else part_of(whole.grad)
-        return [part for part in self.parts if part.grad is not None]
-
-    def like_wholes(self, name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return one tensor per parameter as "0.name", "1.name", ..., each sharded as its parameter is."""
-        pairs = enumerate(zip(tensors, self.wholes, strict=True))
-        return {f"{index}.{name}": spread(tensor, whole) for index, (tensor, whole) in pairs}
+def named_like(wholes: Iterable[Tensor], parts: Iterable[Tensor], kind: str) -> dict[str, Tensor]:
+    """Return one tensor per parameter as "0.kind", "1.kind", ..., each sharded as its parameter is."""
+    pairs = enumerate(zip(parts, wholes, strict=True))
+    return {f"{index}.{kind}": spread(part, whole) for index, (part, whole) in pairs}

@@ -11,10 +11,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.sgd import sgd
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import OptimRecipe
-from bronet.training.distributed import Parameters, Stored
+from bronet.training.distributed import Stored, named_like, part_of
 from bronet.training.manifold import ManifoldAdam
 from bronet.training.muon import Muon
 
@@ -36,7 +37,9 @@ class Optimizer(Stored, Protocol):
         """Update every parameter that has a gradient."""
 
 
-def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Sequence[Parameter] = ()) -> Optimizer:
+def build_optimizer(
+    recipe: OptimRecipe, parameters: Sequence[Parameter], *, matrices: Sequence[Parameter] = ()
+) -> Optimizer:
     """Return the recipe's optimiser; `matrices` are those that Muon orthogonalises, or that stay orthogonal."""
     name, decay = recipe.name, recipe.weight_decay
     if name == "sgd":
@@ -44,13 +47,13 @@ def build_optimizer(recipe: OptimRecipe, parameters: Parameters, *, matrices: Se
     if name == "nadam":
         return NAdam(parameters, weight_decay=decay)
     chosen = set(matrices)
-    others = [parameter for parameter in parameters.wholes if parameter not in chosen]
-    if not (chosen and others) or len(chosen) + len(others) != len(parameters.wholes):
+    others = [parameter for parameter in parameters if parameter not in chosen]
+    if not (chosen and others) or len(chosen) + len(others) != len(parameters):
         raise BronetError(
             f"optim.name {name} needs {_MATRICES[name]} among the parameters, and others beside them, "
-            f"got {len(matrices)} of {len(parameters.wholes)}; use nadam"
+            f"got {len(matrices)} of {len(parameters)}; use nadam"
         )
-    nadam = NAdam(Parameters(others), weight_decay=decay)
+    nadam = NAdam(others, weight_decay=decay)
     if name == "muon":
         return Muon(matrices, nadam, momentum=recipe.momentum, weight_decay=decay)
     return ManifoldAdam(matrices, nadam, lookahead_steps=recipe.lookahead_steps, lookahead_alpha=recipe.lookahead_alpha)
@@ -78,24 +81,37 @@ def learning_rate(recipe: OptimRecipe, *, step: int, steps_per_epoch: int, total
 class SGD:
     """SGD with momentum, torch's; on a GPU of the kind that reads its rate from the device, the fused one."""
 
-    def __init__(self, parameters: Parameters, *, momentum: float, weight_decay: float) -> None:
-        self.parameters, parts = parameters, parameters.parts
-        on_gpu = parts[0].is_cuda
-        rate = torch.zeros((), device=parts[0].device) if on_gpu else 0.0
-        self.inner = torch.optim.SGD(parts, rate, momentum, weight_decay=weight_decay, foreach=not on_gpu, fused=on_gpu)
-        self.momenta = [torch.zeros_like(part) for part in parts]
-        if momentum:
-            self.inner.state.update((p, {"momentum_buffer": m}) for p, m in zip(parts, self.momenta, strict=True))
+    def __init__(self, parameters: Sequence[Parameter], *, momentum: float, weight_decay: float) -> None:
+        self.parameters, self.momentum, self.weight_decay = parameters, momentum, weight_decay
+        self.parts = [part_of(parameter) for parameter in parameters]
+        self.momenta = [torch.zeros_like(part) for part in self.parts]
+        self.on_gpu = self.parts[0].is_cuda
+        self.rate: Tensor | float = torch.zeros((), device=self.parts[0].device) if self.on_gpu else 0.0
 
     def prepare(self, rate: float) -> None:
-        group = self.inner.param_groups[0]
-        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
 
+    @torch.no_grad()
     def step(self) -> None:
-        self.inner.step()
+        states = zip(self.parameters, self.parts, self.momenta, strict=True)
+        found = [(part, part_of(p.grad), momentum) for p, part, momentum in states if p.grad is not None]
+        parts, gradients, momenta = map(list, zip(*found, strict=True))
+        sgd(
+            parts,
+            gradients,
+            momenta if self.momentum else [],
+            foreach=not self.on_gpu,
+            fused=self.on_gpu,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.rate,  # type: ignore[arg-type]  # the fused one takes a tensor
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.parameters.like_wholes("momentum", self.momenta)
+        return named_like(self.parameters, self.momenta, "momentum")
 
 
 class NAdam:
@@ -106,13 +122,14 @@ class NAdam:
     device continues on the other.
     """
 
-    def __init__(self, parameters: Parameters, *, weight_decay: float) -> None:
+    def __init__(self, parameters: Sequence[Parameter], *, weight_decay: float) -> None:
         self.parameters, self.weight_decay = parameters, weight_decay
-        self.first, self.second = ([torch.zeros_like(part) for part in parameters.parts] for _ in range(2))
+        self.parts = [part_of(parameter) for parameter in parameters]
+        self.first, self.second = ([torch.zeros_like(part) for part in self.parts] for _ in range(2))
         self.count, self.mu_product = torch.zeros(()), torch.ones(())
-        self.on_gpu = parameters.parts[0].is_cuda
+        self.on_gpu = self.parts[0].is_cuda
         self.coefficients = [0.0] * 3
-        self.on_device = torch.zeros(3, device=parameters.parts[0].device)
+        self.on_device = torch.zeros(3, device=self.parts[0].device)
 
     def prepare(self, rate: float) -> None:
         """Count a step and compute its coefficients; nothing waits for the device."""
@@ -128,9 +145,9 @@ class NAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        states = zip(self.parameters.parts, self.first, self.second, strict=True)
+        states = zip(self.parameters, self.parts, self.first, self.second, strict=True)
         # A process may hold nothing of a short parameter.
-        found = [(p, p.grad, m, v) for p, m, v in states if p.grad is not None and p.numel()]
+        found = [(part, part_of(p.grad), m, v) for p, part, m, v in states if p.grad is not None and part.numel()]
         if self.on_gpu:
             from bronet.kernels.nadam import update
 
@@ -156,8 +173,6 @@ class NAdam:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return both moments of every parameter, and two numbers that count the steps of all."""
-        moments = {"exp_avg": self.first, "exp_avg_sq": self.second}
-        found = {"step": self.count, "mu_product": self.mu_product}
-        return found | {
-            k: t for name, kept in moments.items() for k, t in self.parameters.like_wholes(name, kept).items()
-        }
+        first = named_like(self.parameters, self.first, "exp_avg")
+        second = named_like(self.parameters, self.second, "exp_avg_sq")
+        return {"step": self.count, "mu_product": self.mu_product} | first | second

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from bronet.graph.model import recordable
 from bronet.layers.base import LipschitzLayer
@@ -27,7 +27,7 @@ from bronet.models import CertifiableModel
 from bronet.ortho.products import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
 from bronet.training.average import Lookahead
-from bronet.training.distributed import Parameters
+from bronet.training.distributed import is_sharded, part_of
 from bronet.training.manifold import orthogonal_matrices
 from bronet.training.muon import muon_matrices
 from bronet.training.optimizers import build_optimizer
@@ -36,6 +36,7 @@ from bronet.training.teacher import new_teacher
 
 # Ordinary steps before the recording: libraries choose their algorithms, the optimiser makes its state.
 _WARM_UP = 3
+_NORM_EPS = 1e-6  # torch's, where it clips
 
 
 class TrainStep:
@@ -51,14 +52,13 @@ class TrainStep:
         optim = recipe.optim
         self.recipe, self.model, self.tally = recipe, model, tally
         self.forward = forward if forward is not None else TrainingForward(model, recipe)
-        self.parameters = Parameters(model.parameters())
+        self.parameters = list(model.parameters())
         choices = {"muon": muon_matrices, "manifold": orthogonal_matrices}
         matrices = choices[optim.name](model) if optim.name in choices else []
         self.optimizer = build_optimizer(optim, self.parameters, matrices=matrices)
         steps, alpha = optim.lookahead_steps, optim.lookahead_alpha
-        averaged = self.parameters
-        if optim.name == "manifold":  # whose matrices have a Lookahead of their own
-            averaged = Parameters(p for p in model.parameters() if p not in set(matrices))
+        apart = set(matrices if optim.name == "manifold" else ())  # have a Lookahead of their own
+        averaged = [parameter for parameter in self.parameters if parameter not in apart]
         self.lookahead = Lookahead(averaged, steps=steps, alpha=alpha) if steps else None
         self.device = tally.sums.device
         self.teacher = new_teacher(recipe, self.device) if recipe.loss.teacher else None
@@ -94,18 +94,18 @@ class TrainStep:
             self.ordinary_steps += 1
             return
         if self.graph is None:
-            self.parameters.drop_gradients()
+            self.model.zero_grad(set_to_none=True)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):  # recording does not compute
                 self._compute(*self.inputs)
         self.graph.replay()
-        torch.autograd.graph.increment_version(list(self.model.parameters()))
+        torch.autograd.graph.increment_version(self.parameters)
 
     def _compute(self, pixels: Tensor, labels: Tensor) -> None:
         with float32_products(tf32=self.recipe.train.precision == "bf16"):
             logits, gap = self.forward(pixels)
             loss = self.loss(pixels, labels, logits, gap, self.eps)
-            self.parameters.drop_gradients()
+            self.model.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = self._clip(self.recipe.optim.clip_norm)
             self.optimizer.step()
@@ -137,12 +137,12 @@ class TrainStep:
 
     def _clip(self, largest: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to norm `largest` where it is longer, and return the norm it had."""
-        parameters = self.parameters.take_gradients()
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.parameters.sharded:
+        gradients = [part_of(p.grad) for p in self.parameters if p.grad is not None]
+        norm = get_total_norm(gradients)
+        if any(is_sharded(parameter) for parameter in self.parameters):
             norm = self.tally.processes.sum(norm.square()).sqrt()
         if largest is not None:
-            clip_grads_with_norm_(parameters, largest, norm)
+            torch._foreach_mul_(gradients, (largest / (norm + _NORM_EPS)).clamp(max=1.0))
         return norm
 
 
