@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bronet.web
 from bronet.attack.judge import distances, drawn_nearer, into_ball
-from bronet.attack.pgd import l2_pgd
+from bronet.attack.search import l2_pgd
 from bronet.data import Batch, ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.pretrained import load_pretrained

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.search import in_half_precision
+from bronet.attack.network import in_half_precision
 from bronet.layers import frozen
 from bronet.models import build_model
 from bronet.recipe import named_recipe

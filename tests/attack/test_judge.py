@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bronet.attack import pgd
-from bronet.attack.auto import preflight
 from bronet.attack.judge import Norm, distances, into_ball, judge
+from bronet.attack.search import preflight
 
 CLASSES = 5
 

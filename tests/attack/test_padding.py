@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.search import MULTIPLE, padded_to_multiple
+from bronet.attack.network import MULTIPLE, padded_to_multiple
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.pgd import l2_pgd
-from bronet.attack.search import MAX_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
+from bronet.attack.network import MAX_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
+from bronet.attack.search import l2_pgd
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
@@ -134,7 +134,7 @@ def test_work_is_recorded_on_the_device_it_runs_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr("bronet.attack.search._recording_stream", lambda place: f"stream of {place}")
+    monkeypatch.setattr("bronet.attack.network._recording_stream", lambda place: f"stream of {place}")
     place = torch.device("cuda", 1)
     recorded(network(), place).new_recorder()(lambda: None)
     assert asked == [place, "stream of cuda:1"]

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from attacks import ATTACK
 from bronet import BronetError, prove
-from bronet.attack.auto import autoattack
 from bronet.attack.judge import CertificateBrokenError
 from bronet.attack.run import Target, attack_run, finished
+from bronet.attack.search import autoattack
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.cli.exit_status import ExitStatus

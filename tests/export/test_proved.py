@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bronet import BronetError, prove
-from bronet.attack.auto import autoattack
 from bronet.attack.judge import judge
+from bronet.attack.search import autoattack
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
 from bronet.data import ImageSet, load_images

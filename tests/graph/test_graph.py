@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet import BROLinear, BronetError, Chain, check, prove
-from bronet.attack.auto import autoattack
-from bronet.attack.pgd import l2_pgd
+from bronet.attack.search import autoattack, l2_pgd
 from bronet.graph import CertifiableModel
 from bronet.layers import BROConv2d, Flatten, LastLayerNormalized, MaxMin, Normalization
 from jacobian import largest_stretch, singular_values

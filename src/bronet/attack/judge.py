@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bronet.attack.pgd import TINY, l2_pgd, per_image
+from bronet.attack.search import TINY, l2_pgd, per_image
 from bronet.errors import BronetError
 from bronet.run.attack_rows import Norm
 

@@ -1,7 +1,7 @@
 """Attack a trained run: one row per image, and the consistency of attack and certificate enforced.
 
 The float32 network gives gradients, the float64 program judges. On a GPU the search computes in half precision, several
-times faster (`bronet.attack.search`); an image that it takes for broken and the judge does not is searched again in
+times faster (`bronet.attack.network`); an image that it takes for broken and the judge does not is searched again in
 float32. An attack that is stopped goes on where it was. A certified image that is broken stops it for good: then a
 bound, a file of rows or this program is wrong, and no report may hide it.
 """
@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bronet.attack.auto import autoattack, preflight, require_autoattack
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
-from bronet.attack.pgd import pgd
-from bronet.attack.search import in_half_precision, padded_to_multiple, recorded
+from bronet.attack.network import in_half_precision, padded_to_multiple, recorded
+from bronet.attack.search import autoattack, pgd, preflight, require_autoattack
 from bronet.certificates.run import Progress, images_hash
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError

@@ -1,215 +1,243 @@
-"""The network as an attack's search calls it on a GPU: in half precision, for padded batches, recorded and replayed.
+"""Searches for images near others that a network gives another class: projected gradient ascent, and AutoAttack.
 
-Float16 has the eleven significant bits of TF32, so the search sees as well with it; what it lacks is range. Activations
-of a Lipschitz network stay small. Gradients may vanish, so that of every image is brought to one size on its way
-through the network, which is linear in it, and back to its own at the pixels.
+An attack gives an upper bound on robust accuracy, as a certificate gives a lower one; between the two lies what is not
+known. Deterministic given its generator. Failing to find an adversarial image proves nothing.
 
-Activations lie as (pixel, channel, image), so the number of images is the length of a row in memory. Rows of odd length
-are not aligned, and a GPU multiplies such matrices at a fraction of its speed; a search is left with any number.
-
-A search asks about the same number of images hundreds of times in a row. Where they are few, most of the time goes into
-launching kernels one by one; a CUDA graph launches them together. Each recording keeps its activations, so large ones,
-which keep the device busy anyway, are not recorded.
+AutoAttack (standard: APGD-CE, APGD-T, FAB-T, Square; Tables 10 and 11) is an optional extra, the package pyautoattack.
+It computes in float32 and may overstep eps by a rounding: `bronet.attack.judge` decides what counts.
 """
 
-from collections import Counter, OrderedDict
+import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from bronet.attack.pgd import per_image
+from bronet.errors import BronetError
+from bronet.losses import logit_margin
+from bronet.run.attack_rows import Norm
+
+STEP_TRAVEL = 2.5
+"""The steps could cross the ball's radius this many times, the usual choice for PGD."""
+TINY = torch.finfo(torch.float64).tiny
+MIN_TARGETED_CLASSES = 4
+"""Below this AutoAttack's targeted loss (DLR) does not exist."""
+SAME_LOGITS = 1e-4
+"""Relative difference of logits that float32 may show between two runs of the same program."""
+MAX_TARGETS = 9
+"""Classes that the standard version aims at."""
+UNTARGETED = ["apgd-ce", "fab-t", "square"]
+"""What is left of the standard version where the targeted loss does not exist."""
 
 Model = Callable[[Tensor], Tensor]
-Work = Callable[[], None]
-Recorder = Callable[[Work], Work]
-
-# Calls about as many images before these are recorded: libraries choose their algorithms, and passing sizes pass.
-ORDINARY_CALLS = 5
-# Recordings that are kept, and what one may keep of the device's memory.
-MAX_RECORDINGS = 4
-LARGEST_SHARE = 0.02
-# The largest entry of an image's gradient at the logits: far from the largest half (65504), and from the smallest.
-_SIZE = 256.0
-MULTIPLE = 8  # 16 bytes of half precision, what the widest loads want
+"""From images to logits."""
 
 
-class _Gradients:
-    """Hooks of one forward pass: at the logits the gradient of each image comes to size, at the pixels back."""
+class Attack(NamedTuple):
+    """The strongest images found, whether each changes the prediction, and its distance from the original."""
 
-    factors: Tensor  # of the backward pass that is under way
-
-    def to_size(self, gradient: Tensor) -> Tensor:
-        # No factor is below the normal numbers: where those are flushed to zero, 0 / 0 would be NaN.
-        least = torch.finfo(gradient.dtype).tiny * _SIZE
-        self.factors = gradient.abs().amax(dim=1).clamp_min(least) / _SIZE
-        return gradient / self.factors[:, None]
-
-    def to_own_size(self, gradient: Tensor) -> Tensor:
-        return gradient * per_image(self.factors, gradient)
+    images: Float[Tensor, "b *pixels"]
+    success: Bool[Tensor, " b"]
+    distance: Float[Tensor, " b"]
 
 
-def in_half_precision(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return the model from pixels to logits, in half precision on a GPU; on a CPU, which gains nothing, as it is.
+def pgd(
+    model: Model,
+    images: Float[Tensor, "b *pixels"],
+    labels: Int[Tensor, " b"],
+    *,
+    norm: Norm,
+    eps: float | Float[Tensor, " b"],
+    steps: int = 50,
+    restarts: int = 1,
+    generator: torch.Generator | None = None,
+) -> Attack:
+    """Search each image's ball for an image that `model` does not give its label; the distance is in that norm.
 
-    Images must not influence each other's logits, as in evaluation mode. Logits have the dtype of the pixels.
+    Guaranteed: every image returned lies in [0, 1] and within eps of the original, in exact arithmetic on the
+    stored numbers; the parameters of the model get no gradient. Not guaranteed: to find what exists.
+
+    It ascends with restarts, projects after each step, and keeps the strongest image of all steps and restarts.
+
+    Args:
+        model: images to logits; deterministic, in evaluation mode.
+        images: pixels in [0, 1].
+        labels: classes to leave; pass predictions to attack predictions.
+        norm: of the ball, "l2" or "linf".
+        eps: radius of the ball, one for all images or one each.
+        steps: ascent steps per restart, each 2.5 eps / steps long.
+        restarts: the first starts at the image, the others at random points of the ball.
+        generator: of the random starts.
     """
-
-    def searched(pixels: Tensor) -> Tensor:
-        seen, device = pixels.view_as(pixels), pixels.device.type
-        with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda", cache_enabled=False):
-            logits = model(seen).to(pixels.dtype)
-        if seen.requires_grad and logits.requires_grad:
-            gradients = _Gradients()
-            seen.register_hook(gradients.to_own_size)
-            logits.register_hook(gradients.to_size)
-        return logits
-
-    return searched
-
-
-def padded_to_multiple(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return the model from pixels to logits, with blank images added up to the next `MULTIPLE`, and taken off again.
-
-    Images must not influence each other's logits, as in evaluation mode.
-    """
-
-    def asked(pixels: Tensor) -> Tensor:
-        blank = pixels.new_zeros(-len(pixels) % MULTIPLE, *pixels.shape[1:])
-        return model(torch.cat((pixels, blank)))[: len(pixels)]
-
-    return asked
+    for name, value in (("steps", steps), ("restarts", restarts)):
+        if value < 1:
+            raise BronetError(f"{name} must be at least 1, got {value}")
+    budget = _checked_budget(images, eps)
+    stride = STEP_TRAVEL * budget / steps
+    best, best_loss = images.detach().clone(), torch.full_like(budget, -torch.inf)
+    for restart in range(restarts):
+        current = images.detach() if restart == 0 else _random_start(images, budget, norm, generator)
+        for step in range(steps + 1):
+            loss, gradient = _loss_and_gradient(model, current, labels)
+            better = loss > best_loss
+            best = torch.where(per_image(better, best), current, best)
+            best_loss = torch.where(better, loss.double(), best_loss)
+            if step < steps:
+                direction = _unit(gradient.double()) if norm == "l2" else gradient.double().sign()
+                current = _project(current.double() + per_image(stride, current) * direction, images, budget, norm)
+    with torch.no_grad():
+        success = model(best).argmax(dim=1) != labels
+    delta = (best.double() - images.double()).flatten(1)
+    return Attack(best, success, delta.norm(dim=1) if norm == "l2" else delta.abs().amax(dim=1))
 
 
-class Recorded:
-    """A model from pixels to logits that gives what it gave, and its gradient, sooner.
-
-    The model must be deterministic and change nothing; its weights must stay where they are.
-    """
-
-    def __init__(self, model: Model, new_recorder: Callable[[], Recorder]) -> None:
-        self.model, self.new_recorder = model, new_recorder
-        self.calls: Counter[torch.Size] = Counter()
-        self.recordings: OrderedDict[torch.Size, Recording] = OrderedDict()
-        self.unrecorded: set[torch.Size] = set()
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Return the logits."""
-        size = pixels.shape
-        self.calls[size] += 1
-        if self.calls[size] <= ORDINARY_CALLS or size in self.unrecorded:
-            return self.model(pixels)
-        recording = self.recordings.get(size) or self._record(pixels)
-        if recording is None:
-            self.unrecorded.add(size)
-            return self.model(pixels)
-        self.recordings[size] = recording
-        self.recordings.move_to_end(size)
-        if len(self.recordings) > MAX_RECORDINGS:
-            self.recordings.popitem(last=False)
-        logits: Tensor = _Replay.apply(pixels, recording)  # type: ignore[no-untyped-call]
-        return logits
-
-    def _record(self, pixels: Tensor) -> "Recording | None":
-        """Return a recording; None where it would be too large, or cannot be made: then calls go on as before."""
-        try:
-            if _rehearsed(self.model, pixels) > LARGEST_SHARE:
-                return None
-            return Recording(self.model, pixels, self.new_recorder())
-        except RuntimeError:  # memory ran out, or a layer waits for the host
-            return None
+l2_pgd = partial(pgd, norm="l2")
+"""`pgd` in l2 balls."""
+linf_pgd = partial(pgd, norm="linf")
+"""`pgd` in l_inf balls."""
 
 
-class Recording:
-    """The forward and the backward pass for one number of images, in memory of their own."""
-
-    def __init__(self, model: Model, pixels: Tensor, recorder: Recorder) -> None:
-        self.model = model
-        self.pixels = pixels.detach().clone().requires_grad_()
-        self.turn = 0  # counts forward passes
-        self.spent = False  # whether the backward pass has used up what the last forward pass kept
-        self._forward = recorder(self._compute_logits)
-        self.weights = torch.ones_like(self.logits)
-        self._backward = recorder(self._compute_gradient)
-
-    def logits_of(self, pixels: Tensor) -> Tensor:
-        """Return the logits of other images."""
-        self.pixels.data.copy_(pixels)
-        self._forward()
-        self.turn, self.spent = self.turn + 1, False
-        return self.logits.detach().clone()
-
-    def gradient_at(self, pixels: Tensor, weights: Tensor, *, turn: int) -> Tensor:
-        """Return the gradient of the weighted sum of the logits; `turn` is when those of the pixels were computed."""
-        if turn != self.turn or self.spent:
-            self.logits_of(pixels)
-        self.weights.copy_(weights)
-        self._backward()
-        self.spent = True
-        return self.gradient.clone()
-
-    @torch.enable_grad()
-    def _compute_logits(self) -> None:
-        self.logits = self.model(self.pixels)
-
-    def _compute_gradient(self) -> None:
-        (self.gradient,) = torch.autograd.grad(self.logits, self.pixels, self.weights)
-
-
-class _Replay(torch.autograd.Function):
-    """A call of a recording, as the rest of a search sees it."""
-
-    @staticmethod
-    def forward(ctx: Any, pixels: Tensor, recording: Recording) -> Tensor:
-        logits = recording.logits_of(pixels)
-        ctx.recording, ctx.turn, ctx.pixels = recording, recording.turn, pixels.detach().clone()
-        return logits
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor, None]:
-        return ctx.recording.gradient_at(ctx.pixels, weights, turn=ctx.turn), None
-
-
-def recorded(model: Model, device: torch.device) -> Recorded:
-    """Return the model, recorded on a GPU."""
-    return Recorded(model, partial(cuda_recorder, device))
-
-
-def cuda_recorder(device: torch.device) -> Recorder:
-    """Return what records works as CUDA graphs; they share memory, and must be replayed in the order of recording."""
-    pool, stream = torch.cuda.graph_pool_handle(), _recording_stream(device)
-
-    def record(work: Work) -> Work:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, stream=stream):
-            work()
-        return graph.replay
-
-    return record
-
-
-@cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all recordings of a device: libraries keep memory for every stream that they see.
-
-    Work on another device than the stream's would not be recorded, and a replay would do nothing.
-    """
-    return torch.cuda.Stream(device)
-
-
-def _rehearsed(model: Model, pixels: Tensor) -> float:
-    """Go forward and backward as a recording will, and return what that keeps between, as a share of device memory.
-
-    The calls before may all have been without gradients; kernels must not be loaded for the first time while recording.
-    """
-    probe, on_gpu = pixels.detach().clone().requires_grad_(), pixels.device.type == "cuda"
-    before = torch.cuda.memory_allocated(pixels.device) if on_gpu else 0
+def _loss_and_gradient(
+    model: Model, images: Tensor, labels: Tensor
+) -> tuple[Float[Tensor, " b"], Float[Tensor, "b *pixels"]]:
+    """Return minus the margin of each image, and its gradient in the pixels."""
     with torch.enable_grad():
-        logits = model(probe)
-    after = torch.cuda.memory_allocated(pixels.device) if on_gpu else 0
-    torch.autograd.grad(logits, probe, torch.ones_like(logits))
-    return (after - before) / torch.cuda.get_device_properties(pixels.device).total_memory if on_gpu else 0.0
+        pixels = images.detach().requires_grad_()
+        loss = -logit_margin(model(pixels), labels)
+        (gradient,) = torch.autograd.grad(loss.sum(), pixels)
+    return loss.detach(), gradient
+
+
+def _project(
+    proposed: Float[Tensor, "b *pixels"], images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"], norm: Norm
+) -> Float[Tensor, "b *pixels"]:
+    """Return the proposal moved into the ball and into [0, 1], in the dtype of the images.
+
+    Storing a pixel of [0, 1] moves it by at most half an epsilon of its dtype, and clamping moves it towards the
+    original, so an l2 ball smaller by epsilon * sqrt(pixels), or a cube smaller by two epsilons, keeps the stored image
+    inside the true one.
+    """
+    wide, epsilon, pixels = images.double(), torch.finfo(images.dtype).eps, images[0].numel()
+    if norm == "linf":
+        limit = per_image((budget - 2 * epsilon).clamp(min=0), images)
+        moved = torch.clamp(proposed, wide - limit, wide + limit)
+    else:
+        # The norm itself is computed in float64, with a relative error below this.
+        rounding = pixels * torch.finfo(torch.float64).eps
+        reach = (budget * (1 - rounding) - epsilon * pixels**0.5).clamp(min=0)
+        delta = proposed - wide
+        length = delta.flatten(1).norm(dim=1)
+        shrink = torch.where(length > reach, reach / length.clamp(min=TINY), 1.0)
+        moved = wide + per_image(shrink, delta) * delta
+    return moved.to(images.dtype).clamp(0, 1)
+
+
+def _random_start(
+    images: Float[Tensor, "b *pixels"], budget: Float[Tensor, " b"], norm: Norm, generator: torch.Generator | None
+) -> Float[Tensor, "b *pixels"]:
+    """Return points drawn uniformly from the balls, then clamped to [0, 1]."""
+    device = images.device if generator is None else generator.device
+    if norm == "linf":
+        share = 2 * torch.rand(images.shape, generator=generator, dtype=torch.float64, device=device) - 1
+        move = per_image(budget, images) * share.to(images.device)
+    else:
+        normal = torch.randn(images.shape, generator=generator, dtype=torch.float64, device=device).to(images.device)
+        share = torch.rand(images.shape[:1], generator=generator, dtype=torch.float64, device=device)
+        length = budget * share.to(images.device) ** (1 / images[0].numel())
+        move = per_image(length, normal) * _unit(normal)
+    return _project(images.double() + move, images, budget, norm)
+
+
+def _unit(wide: Float[Tensor, "b *pixels"]) -> Float[Tensor, "b *pixels"]:
+    """Return the direction with length 1, and 0 where it vanishes."""
+    return wide / per_image(wide.flatten(1).norm(dim=1).clamp(min=TINY), wide)
+
+
+def per_image(values: Tensor, like: Tensor) -> Tensor:
+    """Return a view of one value for each image that multiplies or selects whole images."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _checked_budget(images: Tensor, eps: float | Tensor) -> Float[Tensor, " b"]:
+    """Return eps as one float64 number per image, after checking it and the pixels."""
+    if images.ndim < 2 or images.numel() == 0:
+        raise BronetError(f"images must have a batch axis and at least one pixel, got {tuple(images.shape)}")
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise BronetError("images must have all pixels in [0, 1], got others or NaN; normalise inside the model")
+    budget = torch.as_tensor(eps, dtype=torch.float64, device=images.device).expand(images.shape[0])
+    if not bool(((budget >= 0) & budget.isfinite()).all()):
+        raise BronetError(f"eps must be finite and at least 0, got {eps}")
+    return budget
+
+
+def require_autoattack() -> None:
+    """Raise unless the package is installed."""
+    if importlib.util.find_spec("pyautoattack") is None:
+        raise BronetError("autoattack needs pyautoattack; pip install 'bronet[attack]', or choose --attack pgd")
+
+
+def autoattack(
+    model: Model,
+    images: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, " b"],
+    *,
+    classes: int,
+    norm: Norm,
+    eps: float,
+    seed: int,
+) -> Float[Tensor, "b c h w"]:
+    """Return the images that the standard AutoAttack finds in float32; the originals where it finds none."""
+    from pyautoattack import AutoAttack
+
+    targeted = classes >= MIN_TARGETED_CLASSES
+    attack = AutoAttack(
+        model,
+        norm={"l2": "L2", "linf": "Linf"}[norm],
+        eps=eps,
+        seed=seed,
+        version="standard" if targeted else "custom",
+        attacks=None if targeted else UNTARGETED,
+        device=images.device,
+    )
+    attack.apgd_targeted.n_target_classes = min(MAX_TARGETS, classes - 1)
+    attack.fab.n_target_classes = min(MAX_TARGETS, classes - 1)
+    with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
+        found, _ = attack.run_standard_evaluation(images.float(), labels, batch_size=len(images))
+    return found
+
+
+def preflight(
+    model: Model, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], judged: Int[Tensor, " b"]
+) -> list[str]:
+    """Return, one line each, why an attack's result could mean nothing; an empty list where nothing was found.
+
+    An attack that follows gradients is blind where there are none, where they are random, or where the loss is
+    saturated in float32: robust accuracy is then too high. Certificates do not depend on any of this. `judged` are the
+    classes that the float64 program gives these images.
+    """
+    with torch.enable_grad():
+        pixels = images.detach().requires_grad_()
+        logits = model(pixels)
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        reaches = loss.requires_grad
+        gradient = torch.autograd.grad(loss, pixels)[0] if reaches else torch.zeros_like(images)
+    with torch.no_grad():
+        again = model(images)
+    logits = logits.detach()
+    changed = (logits - again).abs().amax(dim=1) > SAME_LOGITS * (1 + logits.abs().amax(dim=1))
+    saturated = logits.softmax(dim=1).amax(dim=1) == 1
+    findings = [
+        (gradient.flatten(1).abs().amax(dim=1) == 0, "have no gradient: attacks that follow it cannot find anything"),
+        (~gradient.flatten(1).isfinite().all(dim=1), "have a gradient that is not finite"),
+        (~logits.isfinite().all(dim=1), "have logits that are not finite"),
+        (changed, "got other logits when asked twice: a random network needs an attack on its average"),
+        (saturated, "have saturated logits: cross-entropy is flat there in this precision"),
+        (logits.argmax(dim=1) != judged, "have another class in this precision than in float64, which judges"),
+    ]
+    warnings = [f"{int(flaw.sum())} of {len(images)} images {what}" for flaw, what in findings if flaw.any()]
+    if logits.shape[1] < MIN_TARGETED_CLASSES:
+        warnings.append(f"{logits.shape[1]} classes are too few for AutoAttack's targeted loss; that part is left out")
+    return warnings
