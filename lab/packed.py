@@ -7,7 +7,6 @@ sealed again over that. Rows are unpacked into an ordinary run folder, so that t
 """
 
 import io
-import json
 import lzma
 import shutil
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_bytes, replace_text
+from bronet.files import Json, read_object, replace_bytes, write_object
 from bronet.records import rows_of, write_rows
 from bronet.run.attack_rows import AttackRow, read_attack_rows
 from bronet.run.certificate import Row, check_rows, file_hash, read_certificate, read_certificate_rows
@@ -62,7 +61,7 @@ def pack(folder: Path) -> Path:
     np.savez(buffer, **packed)  # type: ignore[arg-type]
     replace_bytes(folder / FILE, lzma.compress(buffer.getvalue(), filters=FILTERS))
     for path, content in facts.items():
-        replace_text(path, json.dumps(content, indent=2) + "\n")
+        write_object(path, content)
         path.with_suffix(".csv").unlink()
     (folder / "log.jsonl").unlink(missing_ok=True)
     return folder / FILE

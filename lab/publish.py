@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bronet.errors import BronetError
-from bronet.files import Json, replace_bytes, replace_text, require_writable, sealed
+from bronet.files import Json, replace_bytes, replace_text, require_writable, sealed, write_object
 from bronet.pretrained.network import WEIGHTS, read_config
 from bronet.pretrained.places import (
     CONFIG,
@@ -150,7 +150,7 @@ def _add_to_manifest(path: Path, name: str, folder: Path, *, source: str, result
     network = PublishedNetwork(name=name, url="", source=source, results=results, files=files)
     others = (other for other in read_manifest(path).networks if other.name != name)
     manifest = Manifest(tuple(sorted((*others, network), key=lambda network: network.name)))
-    replace_text(path, json.dumps(as_plain(manifest), indent=2) + "\n")
+    write_object(path, as_plain(manifest))
     published_networks.cache_clear()
 
 

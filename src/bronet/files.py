@@ -66,9 +66,22 @@ def replace_text(path: Path, text: str) -> None:
     replace_bytes(path, text.encode())
 
 
+def write_object(path: Path, content: Json) -> None:
+    """Write a JSON object, indented, atomically."""
+    replace_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a text file and wait until it is on the disk."""
+    with _writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def require_writable(folder: Path) -> None:
     """Raise unless this folder can be written to, or made; for work that writes only at its end. Nothing is left."""
-    with _writing(folder, "to "):
+    with _writing(folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         trial = there / f".trial.{os.getpid()}{TEMPORARY_SUFFIX}"
         trial.touch()
@@ -86,7 +99,7 @@ def held(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
-    with _writing(folder, "to "):
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -94,10 +107,29 @@ def held(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BronetError(
-                    f"{folder} must not be in use, but another process holds it; wait, or choose another"
-                ) from None
+                told = f"{folder} must not be in use, but another process holds it; wait, or choose another"
+                raise BronetError(told) from None
         yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path, *, promise: str = "") -> Iterator[None]:
+    """Tell the system's errors as one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
+        advice = "free some space" if full else "make that place writable"
+        raise BronetError(f"could not write {path} ({error}); {promise}{advice} and try again") from None
+
+
+def _flush(path: Path, flags: int) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -109,32 +141,13 @@ def sealed(facts: Json) -> Json:
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a text file and wait until it is on the disk."""
-    with _writing(path, then="resume"), path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _writing(path: Path, into: str = "", *, promise: str = "", then: str = "try again") -> Iterator[None]:
-    """Tell the system's errors as one that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
-        advice = "free some space" if full else "make that place writable"
-        raise BronetError(f"could not write {into}{path} ({error}); {promise}{advice} and {then}") from None
-
-
-def _flush(path: Path, flags: int) -> None:
-    """Wait until a file's content, or a folder's entries, are on the disk."""
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def read_sealed(path: Path, *, advice: str = MAKE_AGAIN) -> Json:
+    """Return the facts of a sealed file without their seal, or raise where they were edited."""
+    facts = read_object(path, advice=advice)
+    seal = facts.pop(SEAL, None)
+    if sealed(facts)[SEAL] != seal:
+        raise BronetError(f"the seal of {path} differs, it must be that of its facts, got {seal!r}; {advice}")
+    return facts
 
 
 def read_object(path: Path, *, text: str | None = None, advice: str = MAKE_AGAIN) -> Json:
@@ -161,7 +174,7 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> Json:
     """Return an object; of a key that is given twice, readers would take one value or the other."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {reprlib.repr(twice)} is given twice")
     return content
 

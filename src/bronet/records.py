@@ -8,6 +8,7 @@ annotation that records use are read, and no others.
 import csv
 import dataclasses
 import io
+import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,11 +54,17 @@ class Place:
         return self.error(f"{self.key} must be {wanted}, got {reprlib.repr(value)}", advice=advice)
 
 
-def require_range(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a setting outside [least, most]; NaN lies nowhere."""
+def require_range(name: str, value: float, least: float, most: float = math.inf) -> None:
+    """Refuse a value outside [least, most]; NaN lies nowhere."""
     if not least <= value <= most:
-        broken = f"at least {least:,}" if value < least else f"at most {most:,}"
+        broken = f"at most {most:,}" if value > most else f"at least {least:,}"
         raise BronetError(f"{name} must be {broken}, got {reprlib.repr(value)}")
+
+
+def require_at_least(least: float, record: object, *names: str) -> None:
+    """Refuse a record with a smaller number, or NaN, in one of these fields."""
+    for name in names:
+        require_range(name, getattr(record, name), least)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -89,14 +96,22 @@ def read_record(kind: type[T], value: object, place: Place) -> T:
     return _made(kind, arguments, place)
 
 
-def as_plain(record: Any) -> dict[str, Any]:
-    """Return a record as nested dicts, with lists for tuples, as JSON and YAML know them; `read_record`'s inverse."""
+def as_plain(record: Any, *, sparse: bool = False) -> dict[str, Any]:
+    """Return a record as nested dicts, with lists for tuples, as JSON and YAML know them; `read_record`'s inverse.
 
-    def with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
+    If `sparse`, keys are left out whose value is empty (None, "" or ()), as it is by default.
+    """
 
-    plain: dict[str, Any] = dataclasses.asdict(record, dict_factory=with_lists)
-    return plain
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            return as_plain(value, sparse=sparse)
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value] if isinstance(value, tuple) else value
+
+    values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
+    told = [(field, value) for field, value in values if not (sparse and value == field.default in (None, "", ()))]
+    return {field.name: plain(value) for field, value in told}
 
 
 def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> list[T]:

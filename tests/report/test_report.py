@@ -309,7 +309,7 @@ def test_a_printed_bound_is_never_smaller_than_the_bound(value: float) -> None:
         ({"images": 0}, "images must be at least 1, got 0"),
         ({"pixels": True}, "pixels must be a whole number, got True"),
         ({"lipschitz": "1.0"}, "lipschitz must be a number, got '1.0'"),
-        ({"lipschitz": float("nan")}, "lipschitz must be a number, got nan"),
+        ({"lipschitz": float("nan")}, "lipschitz must be at least 0, got nan"),
         ({"eps": [0.25]}, r"eps\[0\] must be text, got 0.25"),
         ({"eps": ["a/b"]}, "eps must be a number or fraction"),
         ({"rounding": 1e-11}, "rounding must be a table of settings, got 1e-11"),

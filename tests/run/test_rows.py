@@ -78,7 +78,7 @@ def test_no_rows_make_a_file_with_a_header(tmp_path: Path) -> None:
         ("0,1,2,1,0.5,0.1,0.1", "line 3: correct must be 0, got 1"),
         ("0,1,1,1,0.5,-0.1,0.1", "line 3: radius must be at least 0, got -0.1"),
         ("0,1,1,1,0.5,0.1,nan", "line 3: naive_radius must be at least 0, got nan"),
-        ("-1,1,1,1,0.5,0.1,0.1", "line 3: index, label and prediction must be at least 0"),
+        ("-1,1,1,1,0.5,0.1,0.1", "line 3: index must be at least 0, got -1"),
         ("5,1,1,1,0.5,0.1,0.1", "line 3: index must be unique, got 5 again"),
     ],
 )

@@ -4,7 +4,6 @@ One row per image; every table and curve is recomputed from these rows. The fold
 """
 
 import hashlib
-import json
 import math
 import statistics
 import time
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
-from bronet.files import replace_text, require_writable
+from bronet.files import replace_text, require_writable, write_object
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
@@ -146,7 +145,7 @@ def certify_run(
             targeted_sha256=file_hash(files.targeted) if targeted else None,
             alignment=alignment(network, images),
         )
-        replace_text(files.facts, json.dumps(certificate.sealed(), indent=2) + "\n")
+        write_object(files.facts, certificate.sealed())
     return CertifiedRun(rows, certificate)
 
 

@@ -6,7 +6,6 @@ certificate names it; docs/export.md explains what either means for radii.
 
 import copy
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.export import ExportedProgram
 from bronet.errors import BronetError
 from bronet.export import files
 from bronet.export.frozen_program import frozen_program, proved_program
-from bronet.files import replace_file, replace_text
+from bronet.files import replace_file, write_object
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.run.certificate import ProgramFile, check_same, file_hash, network_hashes, read_certificate
@@ -79,7 +78,7 @@ def export_run(
     if proved and certificate is not None:
         others = tuple(program for program in certificate.programs if program.name != path.name)
         named = replace(certificate, programs=(*others, ProgramFile(name=path.name, sha256=file_hash(path))))
-        replace_text(facts, json.dumps(named.sealed(), indent=2) + "\n")
+        write_object(facts, named.sealed())
     return done
 
 

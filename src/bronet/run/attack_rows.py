@@ -3,18 +3,17 @@
 Rows are written in whole batches, each time the whole file at once. Numbers come back with the same bits.
 """
 
-import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from bronet.errors import BronetError
-from bronet.files import Json, read_object, replace_text
+from bronet.files import Json, read_object, write_object
 from bronet.radius import implied_radius
 from bronet.recipe.schema import check_seed, parse_budget
-from bronet.records import Place, as_plain, read_record, read_rows
+from bronet.records import Place, as_plain, read_record, read_rows, require_at_least, require_range
 from bronet.run.folder import AttackFiles
 
 AttackName = Literal["autoattack", "pgd"]
@@ -41,13 +40,9 @@ class AttackRow:
     radius: float
 
     def __post_init__(self) -> None:
-        if min(found := [self.index, self.label, self.prediction, self.found]) < 0:
-            raise BronetError(f"index, label, prediction and found must be at least 0, got {found}")
+        require_at_least(0, self, "index", "label", "prediction", "found", "l2", "linf", "radius")
         if self.robust != (self.label == self.prediction == self.found):
             raise BronetError(f"robust must be {int(not self.robust)}, got {int(self.robust)}")
-        for name, value in (("l2", self.l2), ("linf", self.linf), ("radius", self.radius)):
-            if math.isnan(value) or value < 0:
-                raise BronetError(f"{name} must be at least 0, got {value}")
 
     @property
     def refutes(self) -> bool:
@@ -78,8 +73,7 @@ class AttackPlan:
     def __post_init__(self) -> None:
         if not parse_budget(self.eps, name="eps") > 0:
             raise BronetError(f"eps must be positive to attack, got {self.eps}")
-        if self.batch_size < 1:
-            raise BronetError(f"batch_size must be at least 1, got {self.batch_size}")
+        require_at_least(1, self, "batch_size")
         check_seed(self.seed)
 
     def files(self, folder: Path) -> AttackFiles:
@@ -110,8 +104,7 @@ class AttackFacts(AttackPlan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.seconds < math.inf:
-            raise BronetError(f"seconds must be at least 0, got {self.seconds}")
+        require_range("seconds", self.seconds, 0, sys.float_info.max)
 
     @property
     def finished(self) -> bool:
@@ -125,7 +118,7 @@ class AttackFacts(AttackPlan):
 
     def plain(self) -> Json:
         """Return the facts as JSON, without what is not known yet."""
-        return {key: value for key, value in as_plain(self).items() if value is not None}
+        return as_plain(self, sparse=True)
 
     def counted(self, rows: Sequence[AttackRow], *, pixels: int) -> "AttackFacts":
         """Return the facts of a finished attack with these rows, of images of so many pixels.
@@ -159,7 +152,7 @@ def read_attack(path: Path) -> AttackFacts | None:
 
 def write_attack(path: Path, facts: AttackFacts) -> None:
     """Write the facts, replacing earlier ones."""
-    replace_text(path, json.dumps(facts.plain(), indent=2) + "\n")
+    write_object(path, facts.plain())
 
 
 def check_attack(files: AttackFiles, facts: AttackFacts, *, pixels: int, network: Mapping[str, str]) -> None:

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 
 from bronet.errors import BronetError
-from bronet.files import SEAL, Json, read_object, sealed
+from bronet.files import Json, read_sealed, sealed
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
-from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows
+from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows, require_at_least, require_range
 from bronet.run.folder import RunFolder
 
 RECORDED_SHARE = 1 - 2.0**-24
 RECORDED_UNITS = 10**7
 """Radii are recorded as whole ten-millionths, at least one below the proof: far more than two machines differ by."""
-ADVICE = "certify again"
+ADVICE, FIRST = "certify again", "run `bronet certify` first"
 _FIRST = ("index", "prediction")
 
 
@@ -47,13 +47,9 @@ class Row:
     file: str = ""
 
     def __post_init__(self) -> None:
-        if min(found := [self.index, self.label, self.prediction]) < 0:
-            raise BronetError(f"index, label and prediction must be at least 0, got {found}")
+        require_at_least(0, self, "index", "label", "prediction", "radius", "naive_radius")
         if self.correct != (self.label == self.prediction):
-            raise BronetError(f"correct must be {int(self.label == self.prediction)}, got {int(self.correct)}")
-        for name, value in (("radius", self.radius), ("naive_radius", self.naive_radius)):
-            if math.isnan(value) or value < 0:
-                raise BronetError(f"{name} must be at least 0, got {value}")
+            raise BronetError(f"correct must be {int(not self.correct)}, got {int(self.correct)}")
 
 
 class RadiusDistribution(NamedTuple):
@@ -131,7 +127,7 @@ class Targeted(NamedTuple):
 
 def read_certificate_rows(path: Path) -> list[Row]:
     """Return the rows of a CSV file; raise `BronetError` naming file and line where one is not a row."""
-    return read_rows(Row, path, advice=ADVICE if path.exists() else "run `bronet certify` first", unique="index")
+    return read_rows(Row, path, advice=ADVICE if path.exists() else FIRST, unique="index")
 
 
 def targeted_table(rows: Sequence[Row], radii: Sequence[Sequence[float]]) -> str:
@@ -165,7 +161,8 @@ class LayerBound:
     remark: str = ""
 
     def __post_init__(self) -> None:
-        _check_numbers({"lipschitz": self.lipschitz, "rounding_gain": self.rounding_gain}, f" of layer {self.name}")
+        require_range(f"lipschitz of layer {self.name}", self.lipschitz, 0)
+        require_range(f"rounding_gain of layer {self.name}", self.rounding_gain, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +195,7 @@ class Alignment:
     layers: tuple[float | None, ...]
 
     def __post_init__(self) -> None:
-        _check_numbers({"alignment": self.median})
+        require_range("alignment", self.median, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +237,8 @@ class CertificateFile:
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
-        for key, count in (("images", self.images), ("pixels", self.pixels)):
-            if count < 1:
-                raise BronetError(f"{key} must be at least 1, got {count}")
-        _check_numbers({"lipschitz": self.lipschitz, "seconds": self.seconds})
+        require_at_least(1, self, "images", "pixels")
+        require_at_least(0, self, "lipschitz", "seconds")
 
     @property
     def network(self) -> dict[str, str]:
@@ -252,26 +247,13 @@ class CertificateFile:
 
     def sealed(self) -> Json:
         """Return the content as JSON with its seal; what does not apply is left out."""
-        plain = as_plain(self)
-        for layer in plain["layers"]:
-            if not layer["remark"]:
-                del layer["remark"]
-        if self.targeted_sha256 is None:
-            del plain["targeted_sha256"]
-        if not self.programs:
-            del plain["programs"]
-        if self.alignment is None:
-            del plain["alignment"]
-        return sealed(plain)
+        return sealed(as_plain(self, sparse=True))
 
 
 def read_certificate(path: Path) -> CertificateFile:
     """Return the certificate in a file; raise `BronetError` where it cannot be read, is not whole, or was edited."""
-    content = read_object(path, advice=ADVICE if path.exists() else "run `bronet certify` first")
-    seal = content.pop(SEAL, None)
-    certificate = read_record(CertificateFile, content, Place("certificate", str(path), advice=ADVICE))
-    check_same(f"the seal of {path}", sealed(content)[SEAL], seal)
-    return certificate
+    content = read_sealed(path, advice=ADVICE if path.exists() else FIRST)
+    return read_record(CertificateFile, content, Place("certificate", str(path), advice=ADVICE))
 
 
 def check_rows(path: Path, certificate: CertificateFile) -> None:
@@ -282,9 +264,8 @@ def check_rows(path: Path, certificate: CertificateFile) -> None:
 def check_same(what: str, found: object, recorded: object) -> None:
     """Raise unless what is recorded in a certificate is what was found."""
     if found != recorded:
-        raise BronetError(
-            f"the certificate does not hold: {what} differs, found {found}, recorded {recorded}; {ADVICE}"
-        )
+        told = f"{what} differs, found {found}, recorded {recorded}"
+        raise BronetError(f"the certificate does not hold: {told}; {ADVICE}")
 
 
 def recorded(radius: float) -> float:
@@ -309,9 +290,3 @@ def file_hash(path: Path) -> str:
 def network_hashes(run: RunFolder) -> dict[str, str]:
     """Return what says which network a run has: its weights, and the recipe that says what they belong to."""
     return {"weights_sha256": file_hash(run.weights), "recipe_sha256": file_hash(run.recipe_file)}
-
-
-def _check_numbers(values: dict[str, float], of: str = "") -> None:
-    for key, value in values.items():
-        if math.isnan(value):
-            raise BronetError(f"{key}{of} must be a number, got {value}")

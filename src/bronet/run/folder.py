@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import MAKE_AGAIN, SEAL, TEMPORARY_SUFFIX, Json, append_line, read_object, replace_text, sealed
+from bronet.files import (
+    MAKE_AGAIN,
+    TEMPORARY_SUFFIX,
+    Json,
+    append_line,
+    read_object,
+    read_sealed,
+    replace_text,
+    sealed,
+    write_object,
+)
 from bronet.recipe.schema import SPLITS, Recipe
 from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
@@ -182,17 +192,11 @@ class RunFolder:
 
     def write_record(self, entry: Json) -> None:
         """Write the record under a seal, replacing an earlier one."""
-        replace_text(self.record, json.dumps(sealed(entry), indent=2) + "\n")
+        write_object(self.record, sealed(entry))
 
     def read_record(self) -> Json:
         """Return the record, empty where there is none; raise where it was edited after it was written."""
-        if not self.record.exists():
-            return {}
-        facts = read_object(self.record)
-        seal = facts.pop(SEAL, None)
-        if sealed(facts)[SEAL] != seal:
-            raise BronetError(f"the seal of {self.record} must be that of its facts, got {seal!r}; {MAKE_AGAIN}")
-        return facts
+        return read_sealed(self.record) if self.record.exists() else {}
 
 
 def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False, advice: str = "choose another") -> RunFolder:
