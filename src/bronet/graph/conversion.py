@@ -5,6 +5,7 @@ Train the result.
 """
 
 import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -186,11 +187,13 @@ class _Conversion:
         if isinstance(own, (LipschitzLayer, Block)):
             parts, weights = [copy.deepcopy(own)], {node.target} if any(True for _ in own.parameters()) else set()
         elif counterpart is not None:
-            args, settings = map_arg((node.args[1:], node.kwargs), lambda source: source.meta["value"])
+            args, settings = map_arg((node.args, node.kwargs), lambda source: source.meta["value"])
             after = self.made[node.all_input_nodes[0]].meta.get("layer")
             try:
-                parts = counterpart(Step(shape, wanted, self.kind, after), *args, **settings)
-            except BronetError as error:
+                given = inspect.signature(RULES[node.target]).bind(None, *args, **settings)
+                given.apply_defaults()
+                parts = counterpart(Step(shape, wanted, self.kind, given.arguments, after))
+            except (BronetError, TypeError) as error:
                 raise BronetError(f"{where(node)}: {error}") from None
         if parts is None:
             return None

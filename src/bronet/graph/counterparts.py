@@ -5,10 +5,10 @@ cut, or zeros are added around it, which raises no constant.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
@@ -33,30 +33,18 @@ from bronet.layers.shape import RepeatedPixels, ScaledMeanPool
 class Step:
     """A step of a classifier: the shapes of what it takes and gives, and the kind of convolution that is wanted.
 
-    `after` is the last counterpart of the step before.
+    `given` are the function's other arguments by the names of its rule, `after` is the counterpart of the step before.
     """
 
     shape: Shape
     wanted: Shape
     kind: str
+    given: Mapping[str, Any] = field(default_factory=dict)
     after: nn.Module | None = None
 
 
-class Frame(nn.Module):
-    """Cuts an image, or adds zeros, on all sides alike (`centred`) or at its ends, to another size."""
-
-    def __init__(self, size: Sequence[int], wanted: Sequence[int], *, centred: bool = True) -> None:
-        super().__init__()
-        self.sides: list[int] = []
-        for n, m in zip(reversed(size), reversed(wanted), strict=True):
-            first = (m - n) // 2 if centred else 0
-            self.sides += [first, m - n - first]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x, self.sides)
-
-    def extra_repr(self) -> str:
-        return f"sides={self.sides}"
+Counterpart = Callable[[Step], list[nn.Module] | None]
+"""None means that the function stays."""
 
 
 class Phases(nn.Module):
@@ -87,56 +75,42 @@ class LastAxis(nn.Module):
 # stride, behind which the taps of patches lie otherwise: both become one dense kernel.
 
 
-def _convolution(  # noqa: PLR0917
-    step: Step,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: object = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> list[nn.Module]:
-    (up, along), taps, c_in = pair_of(stride), max(_taps(weight.shape[2:], dilation)), weight.shape[1] * groups
-    apart, other = pair_of(dilation)
-    kind = CONVOLUTIONS[step.kind]
+def _convolution(step: Step) -> list[nn.Module]:
+    (up, along), (apart, other) = pair_of(step.given["stride"]), pair_of(step.given["dilation"])
+    kind, taps = CONVOLUTIONS[step.kind], _taps(step)
+    made: list[nn.Module] = []
     if 1 < apart == other and up == along == 1 and kind.unshuffles and kind.padding_modes[0] == "zeros":
-        made = _to_channels(step, c_in, weight.shape[0], max(weight.shape[2:]), 1, apart)
+        made += _to_channels(step, max(step.given["weight"].shape[2:]), dilation=apart)
     elif up == along:
-        made = _to_channels(step, c_in, weight.shape[0], taps, up)
+        made += _to_channels(step, taps, up)
     else:
-        size = [math.ceil(n / f) for n, f in zip(step.shape[1:], (up, along), strict=True)]
-        inner = Step((c_in * up * along, *size), step.wanted, step.kind)
-        whole = [n * f for n, f in zip(size, (up, along), strict=True)]
-        made = [*_framed(step.shape[1:], whole, centred=False), Phases((c_in, *whole), up, along)]
-        made += _to_channels(inner, c_in * up * along, weight.shape[0], taps, 1)
-    return made if bias is None else [*made, Bias(weight.shape[0])]
+        c_in, *size = step.shape
+        phases = [math.ceil(n / f) for n, f in zip(size, (up, along), strict=True)]
+        whole = [n * f for n, f in zip(phases, (up, along), strict=True)]
+        made += [*_framed(size, whole, centred=False), Phases((c_in, *whole), up, along)]
+        made += _to_channels(replace(step, shape=(c_in * up * along, *phases)), taps)
+    return made if step.given["bias"] is None else [*made, Bias(step.wanted[0])]
 
 
-def _transposed(  # noqa: PLR0917
-    step: Step,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: object = 0,
-    output_padding: object = 0,
-    groups: int = 1,
-    dilation: int | Sequence[int] = 1,
-) -> list[nn.Module]:
-    taps, (factor, other) = max(_taps(weight.shape[2:], dilation)), pair_of(stride)
+def _transposed(step: Step) -> list[nn.Module]:
+    taps, (factor, other), c_out = _taps(step), pair_of(step.given["stride"]), step.wanted[0]
     if factor != other:
         raise BronetError(f"stride must be the same along both axes to be converted, got {factor}, {other}")
-    c_out, wanted = weight.shape[1] * groups, step.wanted
-    inner = Step(step.shape, (c_out * factor**2, *step.shape[1:]), step.kind)
-    made = _to_channels(inner, weight.shape[0], c_out * factor**2, 1 if taps == factor else taps, 1)
-    size = [n * factor for n in step.shape[1:]]
-    made += [nn.PixelShuffle(factor), *_framed(size, wanted[1:])]
-    return made if bias is None else [*made, Bias(c_out)]
+    size = step.shape[1:]
+    made = _to_channels(replace(step, wanted=(c_out * factor**2, *size)), 1 if taps == factor else taps)
+    made += [nn.PixelShuffle(factor), *_framed([n * factor for n in size], step.wanted[1:])]
+    return made if step.given["bias"] is None else [*made, Bias(c_out)]
 
 
-def _to_channels(  # noqa: PLR0917
-    step: Step, c_in: int, c_out: int, taps: int, factor: int, dilation: int = 1
-) -> list[nn.Module]:
+def _taps(step: Step) -> int:
+    """Return the extent of a kernel, the larger one, from its first tap to its last."""
+    kernel, dilation = step.given["weight"].shape[2:], pair_of(step.given["dilation"])
+    return max(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+
+
+def _to_channels(step: Step, taps: int, factor: int = 1, *, dilation: int = 1) -> list[nn.Module]:
     """Return a convolution without bias, framed so that the stride divides the image, and what comes out fits."""
+    c_in, c_out = step.shape[0], step.wanted[0]
     size = [factor * math.ceil(n / factor) for n in step.shape[1:]]
     # Patches of the stride's size become channels; a kernel that is even is made odd behind the stride.
     taps = 1 if taps == factor else (taps if taps % 2 else taps // factor) // 2 * 2 + 1
@@ -159,23 +133,24 @@ def _to_channels(  # noqa: PLR0917
 
 
 def _framed(size: Sequence[int], wanted: Sequence[int], *, centred: bool = True) -> list[nn.Module]:
-    return [] if tuple(size) == tuple(wanted) else [Frame(size, wanted, centred=centred)]
+    """Cut an image, or add zeros, on all sides alike or at its ends, to another size; nothing where it is the same."""
+    sides: list[int] = []
+    for n, m in zip(reversed(size), reversed(wanted), strict=True):
+        first = (m - n) // 2 if centred else 0
+        sides += [first, m - n - first]
+    return [nn.ZeroPad2d(tuple(sides))] if any(sides) else []  # type: ignore[arg-type]
 
 
-def _taps(kernel: Sequence[int], dilation: int | Sequence[int]) -> list[int]:
-    return [d * (k - 1) + 1 for k, d in zip(kernel, pair_of(dilation), strict=True)]
-
-
-def _linear(step: Step, weight: Tensor, bias: Tensor | None = None) -> list[nn.Module]:
-    c_out, c_in = weight.shape
-    made: list[nn.Module] = [BROLinear(c_in, c_out)] if bias is None else [BROLinear(c_in, c_out), Bias(c_out)]
-    return made if len(step.shape) == 1 else [LastAxis(*made)]
+def _linear(step: Step) -> list[nn.Module]:
+    c_out, c_in = step.given["weight"].shape
+    made = [BROLinear(c_in, c_out)] if step.given["bias"] is None else [BROLinear(c_in, c_out), Bias(c_out)]
+    return [*made] if len(step.shape) == 1 else [LastAxis(*made)]
 
 
 # Layers without: activations, norms, pools, moves.
 
 
-def _activation(step: Step, *_: object, **__: object) -> list[nn.Module]:
+def _activation(step: Step) -> list[nn.Module]:
     is_last = isinstance(step.after, LastAxis)
     channels = step.shape[-1 if is_last else 0]
     if channels % 2:
@@ -186,16 +161,17 @@ def _activation(step: Step, *_: object, **__: object) -> list[nn.Module]:
     return [LastAxis(MaxMin()) if is_last else MaxMin()]
 
 
-def _norm(step: Step, first: object = None, *_: object, **__: object) -> list[nn.Module]:
+def _norm(step: Step) -> list[nn.Module]:
     """A norm of channels, which are last only where a layer norm is over that axis alone."""
-    is_last = isinstance(first, (tuple, list)) and tuple(first) == step.shape[-1:] and len(step.shape) > 1
+    over = step.given.get("over")
+    is_last = isinstance(over, (tuple, list)) and tuple(over) == step.shape[-1:] and len(step.shape) > 1
     return [LastAxis(Centring(step.shape[-1]))] if is_last else [Centring(step.shape[0])]
 
 
-def _pool(kind: type[MaxPool] | type[ScaledMeanPool]) -> Callable[..., list[nn.Module]]:
+def _pool(kind: type[MaxPool] | type[ScaledMeanPool]) -> Callable[[Step], list[nn.Module]]:
     """Return the counterpart of a pool: windows that do not overlap, about as large as the change of size."""
 
-    def counterpart(step: Step, *_: object, **__: object) -> list[nn.Module]:
+    def counterpart(step: Step) -> list[nn.Module]:
         size, wanted = step.shape[1:], step.wanted[1:]
         window = max(1, *(round(n / m) for n, m in zip(size, wanted, strict=True)))
         return [*_framed(size, [window * m for m in wanted]), *([] if window == 1 else [kind(window)])]
@@ -203,15 +179,16 @@ def _pool(kind: type[MaxPool] | type[ScaledMeanPool]) -> Callable[..., list[nn.M
     return counterpart
 
 
-def _mean(step: Step, *_: object, **__: object) -> list[nn.Module] | None:
+def _mean(step: Step) -> list[nn.Module] | None:
     """The mean over whole images; any other one stays as it is."""
-    if len(step.shape) != 3 or step.wanted not in (step.shape[:1], (step.shape[0], 1, 1)):
+    whole = (*step.shape[:1], 1, 1)
+    if len(step.shape) != 3 or step.wanted not in (step.shape[:1], whole):
         return None
-    pooled = _pool(ScaledMeanPool)(Step(step.shape, (step.shape[0], 1, 1), step.kind))
+    pooled = _pool(ScaledMeanPool)(replace(step, wanted=whole))
     return [*pooled, Flatten()] if len(step.wanted) == 1 else pooled
 
 
-def _resized(step: Step, *_: object, **__: object) -> list[nn.Module]:
+def _resized(step: Step) -> list[nn.Module]:
     factors = {m / n for n, m in zip(step.shape[1:], step.wanted[1:], strict=True)}
     factor = factors.pop()
     if factor < 1:
@@ -221,19 +198,19 @@ def _resized(step: Step, *_: object, **__: object) -> list[nn.Module]:
     return [RepeatedPixels(int(factor))]
 
 
-def _flatten(step: Step, *_: object, **__: object) -> list[nn.Module] | None:
+def _flatten(step: Step) -> list[nn.Module] | None:
     """Pixel by pixel, where one vector is made of an image; any other change of shape stays as it is."""
     if len(step.wanted) != 1:
         return None
     return [Flatten()] if len(step.shape) > 1 else []
 
 
-def _padded(step: Step, pad: Sequence[int], mode: str = "constant", value: object = None) -> list[nn.Module] | None:
+def _padded(step: Step) -> list[nn.Module] | None:
     """Zeros instead of copies, of which a constant would be counted."""
-    return None if mode == "constant" else [nn.ZeroPad2d(tuple(pad))]  # type: ignore[arg-type]
+    return None if step.given["mode"] == "constant" else [nn.ZeroPad2d(tuple(step.given["pad"]))]
 
 
-COUNTERPARTS: dict[Rule, Callable[..., list[nn.Module] | None]] = {
+COUNTERPARTS: dict[Rule, Counterpart] = {
     linear.conv2d: _convolution,
     linear.conv_transpose2d: _transposed,
     linear.linear: _linear,
@@ -245,9 +222,9 @@ COUNTERPARTS: dict[Rule, Callable[..., list[nn.Module] | None]] = {
     moves.pad: _padded,
     moves.flatten: _flatten,
     moves.reshaped: _flatten,
-    moves.dropout: lambda step, *_, **__: [],
-    RULES["pixel_unshuffle"]: lambda step, factor: [PixelUnshuffle(factor)],
+    moves.dropout: lambda step: [],
+    RULES["pixel_unshuffle"]: lambda step: [PixelUnshuffle(step.shape[1] // step.wanted[1])],
     **dict.fromkeys(nonlinear.ACTIVATIONS, _activation),
 }
-"""By the rule of a function; None of a counterpart means that the function stays."""
+"""By the rule of a function."""
 KNOWN = "convolutions, linear layers, activations, norms, pools, changes of size and shape, dropout, Lipschitz layers"

@@ -121,7 +121,9 @@ def clamp(out: Output, input: Input, min: float | None = None, max: float | None
 
 
 @rule_of("hardtanh")
-def hardtanh(out: Output, input: Input, min_val: float = -1.0, max_val: float = 1.0, *_: bool) -> ProvedMap:
+def hardtanh(
+    out: Output, input: Input, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> ProvedMap:
     return clamp(out, input, min_val, max_val)
 
 
@@ -238,5 +240,5 @@ def interpolate(
 
 
 @rule_of("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm")
-def divides(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
+def divides(out: Output, input: Input, over: object = None, *_: object, **__: object) -> ProvedMap:
     raise NoRuleError("divides by a deviation of its own input, which may be as small as it likes")
