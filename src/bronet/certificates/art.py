@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bronet.certificates.images import certify
 from bronet.errors import BronetError
-from bronet.graph.faithful import unwrapped
+from bronet.graph.trace import unwrapped
 from bronet.losses import logit_annealing
 
 try:

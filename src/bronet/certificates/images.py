@@ -21,9 +21,9 @@ from bronet.data import ImageSet, batches_of
 from bronet.data.sources import Batches
 from bronet.errors import BronetError
 from bronet.files import replace_text
-from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel
 from bronet.graph.network import prove
+from bronet.graph.trace import unwrapped
 from bronet.layers import frozen
 from bronet.layers.base import IMAGE_AXES
 from bronet.recipe.schema import parse_budget

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from bronet.graph.faithful import UnreadableError, unwrapped
 from bronet.graph.network import constants_of, shape_for
 from bronet.graph.operations import Operation
 from bronet.graph.reading import read
+from bronet.graph.trace import UnreadableError, unwrapped
 from bronet.wording import bound_text
 
 _WIDTH = 110

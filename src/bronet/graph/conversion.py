@@ -17,10 +17,9 @@ from torch.fx.node import map_arg
 from bronet.errors import BronetError
 from bronet.graph import linear, moves
 from bronet.graph.counterparts import COUNTERPARTS, KNOWN, Step
-from bronet.graph.faithful import require_faithful, unwrapped
 from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.graph.operations import RULES
-from bronet.graph.trace import copy_of, kind_of, name_of, shapes_of, traced, where
+from bronet.graph.trace import copy_of, kind_of, name_of, require_faithful, shapes_of, traced, unwrapped, where
 from bronet.layers import Bias, Block, Centring, Head, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
 from bronet.layers.base import checked_shape
 from bronet.layers.compose import Mix

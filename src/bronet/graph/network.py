@@ -22,10 +22,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel
 from bronet.graph.operations import Graph, Operation
 from bronet.graph.reading import read
+from bronet.graph.trace import unwrapped
 from bronet.layers.base import IMAGE_AXES, checked_shape
 from bronet.proof.budget import TENSOR_SLACK, Budget, joined_constant
 from bronet.proof.curvature import BentMap

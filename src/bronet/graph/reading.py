@@ -15,9 +15,19 @@ from torch.fx.node import map_arg
 
 from bronet.errors import BronetError
 from bronet.graph import linear, moves, nonlinear  # noqa: F401  (they enter their rules)
-from bronet.graph.faithful import UnreadableError, require_faithful
 from bronet.graph.operations import MOVES, RULES, UNKNOWN, Graph, Input, NoRuleError, Operation, Output, entries_of
-from bronet.graph.trace import copy_of, first_line, is_single, is_stale, kind_of, name_of, traced, where
+from bronet.graph.trace import (
+    UnreadableError,
+    copy_of,
+    first_line,
+    is_single,
+    is_stale,
+    kind_of,
+    name_of,
+    require_faithful,
+    traced,
+    where,
+)
 from bronet.layers.activation import Block
 from bronet.proof.proved_map import ProvedMap, require_sealed
 

@@ -1,8 +1,8 @@
 """What a model's forward does, by torch.fx: a trace whose operations know their line of the user's code.
 
 Lipschitz layers and blocks are single operations, all other modules are followed, torch's own too. Where images run
-along, sizes are numbers, on which a forward may decide. A trace sees neither hooks nor replaced methods, nor values
-that are changed in place and used again: such models are refused.
+along, sizes are numbers, on which a forward may decide. A trace sees neither hooks, replaced methods and torch modes
+(`require_faithful` refuses them) nor values that are changed in place and used again, which are refused on the way.
 """
 
 import copy
@@ -19,18 +19,86 @@ import jaxtyping
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
+from torch.nn.modules import module as torch_module
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim.swa_utils import AveragedModel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bronet.errors import BronetError
-from bronet.graph.faithful import UnreadableError
 from bronet.graph.operations import Batch, method_of
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
+from bronet.layers.convolution import Convolution
 
+_WRAPPERS = (DataParallel, DistributedDataParallel, AveragedModel)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _CLOSED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _HERE = str(Path(__file__).parent)
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(jaxtyping.__file__).parent), "<eval_with_key", "<frozen")
+
+
+class UnreadableError(BronetError):
+    """A model whose forward cannot be known: hooks, replaced methods, control that depends on activations."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model that torch.compile, data parallelism or an average of weights has wrapped, or the model."""
+    if not isinstance(model, nn.Module):
+        raise BronetError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    inner = getattr(model, "_orig_mod", model)  # of torch.compile, whose class is slow to import
+    if isinstance(inner, _WRAPPERS):
+        inner = inner.module
+    return inner if inner is model else unwrapped(inner)
+
+
+def require_faithful(module: nn.Module) -> None:
+    """Raise where a module or a part of it has hooks, a replaced method, or a forward that its proof does not know."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise UnreadableError("torch's global module hooks must be removed for a proof, which cannot see what they do")
+    for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+        if not isinstance(mode, DeviceContext):
+            raise UnreadableError(f"no torch mode must be active while a proof is made, got {type(mode).__name__}")
+    for path, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or _replaces_a_method(part):
+            raise UnreadableError(
+                f"forward of {path or type(part).__name__} must be its class's own, got one with hooks or replaced; "
+                "a certificate could not see what it does"
+            )
+        if _overrides_forward(part):
+            raise UnreadableError(
+                f"{type(part).__name__} must define `proved` beside its own forward, got the proof of a class above it"
+            )
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if len(devices) > 1:
+        raise UnreadableError(f"a model must be on one device to be proved, got {', '.join(sorted(map(str, devices)))}")
+
+
+def _replaces_a_method(module: nn.Module) -> bool:
+    """Whether a method of the class is hidden by an attribute of the instance, or torch's way of calling by another.
+
+    A GraphModule's way of calling is of torch.fx's making.
+    """
+    kind = type(module)
+    hidden = any(callable(getattr(kind, name, None)) for name in vars(module))
+    calls = (nn.Module.__call__, nn.Module._call_impl)
+    return hidden or (not isinstance(module, fx.GraphModule) and (kind.__call__, kind._call_impl) != calls)
+
+
+def _overrides_forward(module: nn.Module) -> bool:
+    """Whether a forward was defined anew below the class whose proof it inherits, that of a block below its parts'."""
+
+    def place(*names: str) -> int:
+        return next(n for n, above in enumerate(kind.__mro__) if any(name in vars(above) for name in names))
+
+    kind = type(module)
+    if isinstance(module, Block) and kind.forward is not Block.forward:
+        return True
+    if isinstance(module, Convolution) and place("convolve") < place("proved_convolve", "proved"):
+        return True
+    return isinstance(module, LipschitzLayer) and place("forward") < place("proved")
 
 
 def copy_of(model: nn.Module, *, double: bool = False) -> nn.Module:

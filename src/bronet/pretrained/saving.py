@@ -18,7 +18,7 @@ from torch import nn
 
 from bronet.errors import BronetError
 from bronet.files import Json, replace_bytes, replace_text
-from bronet.graph.faithful import unwrapped
+from bronet.graph.trace import unwrapped
 from bronet.models import Network
 from bronet.pretrained.network import WEIGHTS, PretrainedConfig, TrainedNetwork, check_weights, class_names, config_text
 from bronet.pretrained.places import CONFIG, hub_error, hugging_face

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from bronet.data.load import recipe_for
 from bronet.errors import BronetError
-from bronet.graph.faithful import unwrapped
+from bronet.graph.trace import unwrapped
 from bronet.recipe.architecture import OwnArchitecture, check_import_path
 from bronet.recipe.schema import DATASETS, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
 from bronet.run.folder import RunFolder, create_run

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from bronet.data.load import recipe_for
 from bronet.errors import BronetError
-from bronet.graph.faithful import unwrapped
 from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.graph.network import constants_of
 from bronet.graph.reading import read
+from bronet.graph.trace import unwrapped
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.head import Head
 from bronet.proof.proved_map import Join
