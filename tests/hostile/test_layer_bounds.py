@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bronet.layers import BROConv2d, CholeskyLinear, LastLayerNormalized, LipschitzRegularizedConv2d
-from bronet.proof.convolution import circulant_norm, explicit_norm
 from bronet.proof.proved_map import ProvedMap
+from bronet.proof.spectral import circulant_norm, explicit_norm
 from hostile import KINDS, LAYERS, LINEAR_UP_TO_A_SHIFT, hostile
 from jacobian import jacobian
 

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from bronet import BronetError
-from bronet.proof.convolution import circulant_norm, convolution_norm, explicit_norm
 from bronet.proof.proved_map import Product, ProvedMap, gamma, rounding_of_products, up
 from bronet.proof.reflector import a_priori_reflector_norm
-from bronet.proof.spectral import absolute_norm, largest_eigenvalue, largest_singular_value
+from bronet.proof.spectral import (
+    absolute_norm,
+    circulant_norm,
+    convolution_norm,
+    explicit_norm,
+    largest_eigenvalue,
+    largest_singular_value,
+)
 from jacobian import jacobian
 
 

@@ -22,11 +22,10 @@ from bronet.graph.operations import (
     rule_of,
 )
 from bronet.layers.head import upper_gaps
-from bronet.proof.convolution import absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
 from bronet.proof.proved_map import linear as linear_map
 from bronet.proof.proved_map import shift as shift_map
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.spectral import absolute_convolution_norm, absolute_norm, convolution_norm, largest_singular_value
 
 PRODUCT = "multiplies activations by activations"
 _OF_WEIGHTS = "norm of these weights"

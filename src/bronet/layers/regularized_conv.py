@@ -18,8 +18,8 @@ from bronet.layers.base import to_autocast
 from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
 from bronet.ortho.spd import unit_scaled
-from bronet.proof.convolution import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.spectral import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 
 # Taps times input channels up to which a GPU convolves by products: a library's result would have to be rearranged.
 _FEW_TAPS = 128

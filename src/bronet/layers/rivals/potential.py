@@ -22,9 +22,9 @@ from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled
 from bronet.ortho.spd import unit_scaled
-from bronet.proof.convolution import absolute_convolution_norm, kept_size_norm, patch_convolution, weighted_sum_norm
 from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, up
 from bronet.proof.reflector import reflector_norm
+from bronet.proof.spectral import absolute_convolution_norm, kept_size_norm, patch_convolution, weighted_sum_norm
 
 # Power-iteration steps of CPL at the start, and the size it estimates the norm at where none is given.
 _FIRST_STEPS = 50

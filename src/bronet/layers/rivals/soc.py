@@ -19,9 +19,8 @@ from bronet.layers.convolution import Convolution, Options
 from bronet.layers.rivals.spatial import convolve_kept_size
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import reshapings, skew_kernel
-from bronet.proof.convolution import absolute_convolution_norm, patch_convolution
 from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, up
-from bronet.proof.spectral import largest_singular_value
+from bronet.proof.spectral import absolute_convolution_norm, largest_singular_value, patch_convolution
 
 TRAINING_TERMS = 6
 NEGLIGIBLE = 1e-8

@@ -21,14 +21,14 @@ from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options
 from bronet.ortho.orthogonal_maps import BJORCK_STEPS, bcop_kernel
 from bronet.ortho.rescaling import Rescaled, rescaled
-from bronet.proof.convolution import (
+from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.spectral import (
     absolute_convolution_norm,
     kept_size_norm,
     pad_edges,
     patch_convolution,
     weighted_sum_norm,
 )
-from bronet.proof.proved_map import Product, ProvedMap, linear
 
 
 class SpatialConv2d(Convolution[torch.dtype, Tensor]):
