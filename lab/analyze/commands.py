@@ -67,7 +67,7 @@ def cr_landscape(
     Directions: the sign of its gradient, and a random sign for every weight. Writes cr-landscape.csv, .png and .pdf
     into --out.
     """
-    from bronet.cli.console import counting, open_console
+    from bronet.cli.console import counting
     from bronet.data import load_images
     from bronet.pretrained import find_network, load_pretrained
     from lab.analyze import cr_landscape as experiment
@@ -76,7 +76,7 @@ def cr_landscape(
     data = find_network(run).recipe.data
     chosen = load_images(data, chosen_split(split, data, data_dir=data_dir), data_dir=data_dir)
     place = usable_device("auto")
-    with counting(open_console(), "evaluating", things="points") as show:
+    with counting("evaluating", things="points") as show:
         rows = experiment.measure(
             load_pretrained(run, device=place), chosen.to(place), setting, lambda done: show(done, points * points)
         )
@@ -127,13 +127,13 @@ def theorem1(
 
     Trains small networks on the digits, a minute or two. Writes theorem1.csv, .png and .pdf into --out.
     """
-    from bronet.cli.console import counting, open_console
+    from bronet.cli.console import counting
     from lab.analyze import theorem1 as experiment
 
     shares = tuple(noise) if noise else (0.0, 0.5)
     lipschitz = tuple(constants) if constants else experiment.LIPSCHITZ
     setting = experiment.TheoremSetting(tau=tau, lipschitz=lipschitz, noise=shares, steps=steps, seed=seed)
-    with counting(open_console(), "training", things="networks") as show:
+    with counting("training", things="networks") as show:
         networks = len(shares) * len(setting.lipschitz)
         rows = experiment.measure(setting, lambda done: show(done, networks))
     _write(out, "theorem1", rows[0]._fields, rows, experiment.draw(rows))

@@ -25,7 +25,7 @@ from bronet.errors import BronetError
 from bronet.losses import PUBLISHED_GAMMA, certificate_risk, logit_margin
 from bronet.models import CertifiableModel
 from bronet.recipe.schema import check_seed
-from bronet.report.figures import LIGHT, style
+from bronet.report.figures import INK, STYLE
 
 BATCH = 250
 TICKS = 4
@@ -130,7 +130,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     z = np.array([row.cr for row in rows]).reshape(shape)
     margin = np.array([row.margin for row in rows]).reshape(shape)
     x, y = np.meshgrid(a, a, indexing="ij")
-    with rc_context(style(LIGHT)):
+    with rc_context(STYLE):
         figure = Figure(figsize=(10.0, 4.4), layout="constrained")
         surface = figure.add_subplot(1, 2, 1, projection="3d")
         surface.plot_surface(x, y, z, cmap="viridis", linewidth=0, antialiased=True, rstride=1, cstride=1)
@@ -143,7 +143,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         if margin.min() < 0 < margin.max():
             plane.contour(x, y, margin, levels=[0.0], colors="#c2410c", linewidths=1.8)
             plane.plot([], [], color="#c2410c", label="margin 0: the term switches on")
-        plane.plot(0, 0, "o", color="white", markeredgecolor=LIGHT.ink, markersize=6, label="trained weights")
+        plane.plot(0, 0, "o", color="white", markeredgecolor=INK, markersize=6, label="trained weights")
         plane.set(xlabel="omega_1, sign of the gradient", ylabel="omega_2, Rademacher")
         for axes in (surface, plane):
             axes.locator_params(axis="x", nbins=TICKS)

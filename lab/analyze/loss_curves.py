@@ -20,7 +20,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from bronet.losses import PUBLISHED_GAMMA
-from bronet.report.figures import LIGHT, style
+from bronet.report.figures import COLOURS, GRID, QUIET, STYLE
 
 TEMPERATURE, OFFSET, BETA = 0.75, 2.0, 5.0
 """T, xi and beta of the paper (App. B.4)."""
@@ -88,14 +88,14 @@ def measure(points: int = POINTS) -> list[Row]:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Return Figure 10: the losses on the left, their derivatives on the right."""
-    with rc_context(style(LIGHT)):
+    with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 4.0), layout="constrained")
         left, right = figure.subplots(1, 2)
         for number, name in enumerate(CURVES):
             chosen = [row for row in rows if row.loss == name]
             p = np.array([row.p for row in chosen])
             look = {
-                "color": LIGHT.runs[min(number, 2)],
+                "color": COLOURS[min(number, 2)],
                 "linestyle": (0, (4, 2)) if number > 2 else "-",
                 "linewidth": 1.8 if number else 4.0,  # CE + CR lies on CE up to 1/2
             }
@@ -108,7 +108,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         left.set(title="loss", xlabel="p of the true class", xlim=(0, 1), ylim=(LOWEST_LOSS, HIGHEST_LOSS))
         right.set(title="derivative", xlabel="p of the true class", xlim=(0, 1), ylim=(LOWEST_DERIVATIVE, 0.5))
         for axes in (left, right):
-            axes.axvline(0.5, color=LIGHT.quiet, linewidth=0.8, linestyle=(0, (2, 3)))
-            axes.axhline(0, color=LIGHT.grid, linewidth=1)
+            axes.axvline(0.5, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)))
+            axes.axhline(0, color=GRID, linewidth=1)
         left.legend(frameon=False)
     return figure

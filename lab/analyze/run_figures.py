@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bronet.errors import BronetError
 from bronet.models import build_model
-from bronet.report.figures import LIGHT, draw_curve, draw_margins, style
+from bronet.report.figures import COLOURS, GRID, QUIET, STYLE, draw_curve, draw_margins
 from lab.tables.published import BUDGETS, PublishedRun, paper_rows, runs_of
 
 DATA = "cifar10"
@@ -32,7 +32,7 @@ DISTANCES = (3, 12, 24, 38, 54)
 """Points between a circle and its name, nearest first."""
 POINTS_PER_INCH = 72
 OURS, THEIRS, PAPERS = "this project", "other works, as quoted", "the paper"
-COLORS = {THEIRS: LIGHT.quiet, PAPERS: LIGHT.runs[0], OURS: LIGHT.runs[1]}
+COLORS = {THEIRS: QUIET, PAPERS: COLOURS[0], OURS: COLOURS[1]}
 
 
 class Row(NamedTuple):
@@ -71,7 +71,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Return Figure 1 with our points."""
     if not rows:
         raise BronetError("a teaser needs at least one row, got none")
-    with rc_context(style(LIGHT)):
+    with rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.2), layout="constrained")
         axes = figure.add_subplot()
         for source, color in COLORS.items():
@@ -88,10 +88,10 @@ def draw(rows: Sequence[Row]) -> Figure:
             )
             axes.scatter([], [], s=LEGEND_AREA, color=color, alpha=0.45, edgecolor=color, label=source)
         for size in LEGEND_SIZES:
-            axes.scatter([], [], s=AREA_PER_MILLION * size, color=LIGHT.grid, label=f"{size}M parameters")
+            axes.scatter([], [], s=AREA_PER_MILLION * size, color=GRID, label=f"{size}M parameters")
         axes.set(xlabel="clean accuracy, %", ylabel="certified accuracy at 36/255, %", title="CIFAR-10")
         axes.margins(0.1)
-        axes.grid(color=LIGHT.grid, linewidth=0.8)
+        axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, loc="upper left", fontsize=9, labelspacing=1.0)
         figure.draw_without_rendering()  # fixes where a point lies on the paper
@@ -138,7 +138,7 @@ def _label(axes: Axes, rows: Sequence[Row], points_per_dot: float) -> None:
             va="center",
             fontsize=FONT_SIZE,
             color=COLORS[row.source],
-            arrowprops={"arrowstyle": "-", "color": LIGHT.quiet, "linewidth": 0.5, "shrinkA": 0, "shrinkB": radius},
+            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": radius},
         )
 
 

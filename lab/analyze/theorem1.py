@@ -40,7 +40,7 @@ from bronet.losses import logit_annealing, ramp
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.schema import check_seed, dataset_spec
-from bronet.report.figures import LIGHT, style
+from bronet.report.figures import COLOURS, GRID, QUIET, STYLE
 from bronet.training.loop import Learner, training_loop
 
 LIPSCHITZ = tuple(4.0**k for k in range(2, -5, -1))
@@ -160,21 +160,21 @@ class _ScaledNetwork(Learner):
 def draw(rows: Sequence[Row]) -> Figure:
     """Return a panel per share of random labels: risk, error and the bound over a falling Lipschitz constant."""
     shares = sorted({row.noise for row in rows})
-    with rc_context(style(LIGHT)):
+    with rc_context(STYLE):
         figure = Figure(figsize=(4.9 * len(shares), 4.0), layout="constrained")
         panels = figure.subplots(1, len(shares), sharey=True, squeeze=False)[0]
         for axes, share in zip(panels, shares, strict=True):
             chosen = [row for row in rows if row.noise == share]
             constants = [row.lipschitz for row in chosen]
-            axes.plot(constants, [row.risk for row in chosen], "o-", color=LIGHT.runs[0], label="margin risk, training")
-            axes.plot(constants, [row.error for row in chosen], "s--", color=LIGHT.quiet, label="error, test")
+            axes.plot(constants, [row.risk for row in chosen], "o-", color=COLOURS[0], label="margin risk, training")
+            axes.plot(constants, [row.error for row in chosen], "s--", color=QUIET, label="error, test")
             bound = [row.bound for row in chosen]
-            axes.plot(constants, bound, "^-", color=LIGHT.runs[1], label="lower bound of Theorem 1")
-            axes.axhline(0, color=LIGHT.quiet, linewidth=0.8)
+            axes.plot(constants, bound, "^-", color=COLOURS[1], label="lower bound of Theorem 1")
+            axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set(xscale="log", xlabel="Lipschitz constant of the margins", ylim=(-1.15, 1.1))
             axes.set_title("true labels" if share == 0 else f"{100 * share:.0f} % of the labels at random")
             axes.invert_xaxis()
-            axes.grid(axis="y", color=LIGHT.grid, linewidth=0.8)
+            axes.grid(axis="y", color=GRID, linewidth=0.8)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, frameon=False, fontsize=10, loc="outside lower center", ncols=3)
     return figure

@@ -46,7 +46,7 @@ def layer(
 
     import torch
 
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import say, show_facts
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_layer
     from lab.bench.timing import write_timings
 
@@ -54,8 +54,7 @@ def layer(
     shape = GPU_SHAPE if place.type == "cuda" else CPU_SHAPE
     given = {"channels": channels, "rank": rank, "size": size, "batch": batch}
     shape = replace(shape, **{name: value for name, value in given.items() if value is not None})
-    console = open_console()
-    console.print(f"training step of one layer: {shape}", highlight=False)
+    say(f"training step of one layer: {shape}")
     rows = list(bench_layer(shape, place, repeats=repeats))
     plain = {row.dtype: row.median_ms for row in rows if row.subject == "plain convolution"}
     facts = [
@@ -65,7 +64,7 @@ def layer(
     textbook = [row for row in rows if row.subject == "BRO, textbook form"]
     real = [row for row in rows if row.subject == "BRO, real form" and row.dtype == "float32"]
     facts.append(("real form against textbook form", f"{textbook[0].median_ms / real[0].median_ms:.1f} times faster"))
-    console.print(facts_table(facts))
+    show_facts(facts)
     if out is not None:
         write_timings(out, rows)
 
@@ -81,7 +80,7 @@ def step(*, device: DeviceOption = "auto", repeats: Repeats = 10, out: Out = Non
     """
     import torch
 
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
     from bronet.recipe import named_recipe
     from lab.bench.published import RECIPES, published_times
     from lab.bench.timing import recipe_rows, write_timings
@@ -99,7 +98,7 @@ def step(*, device: DeviceOption = "auto", repeats: Repeats = 10, out: Out = Non
                 ratio = published / row.median_ms
                 text += f"  (published code on one H200: {published:g} ms, {ratio:.1f} times as long)"
             facts.append((f"{row.subject}, {row.shape}", text))
-    open_console().print(facts_table(facts))
+    show_facts(facts)
     if out is not None:
         write_timings(out, rows)
 
@@ -124,14 +123,14 @@ def published(
     """
     import torch
 
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
     from lab.bench.published import RECIPES, time_published
     from lab.bench.timing import write_timings
 
     place, names = torch.device(usable_device(device)), tuple(recipe or RECIPES)
     rows = list(time_published(checkout, place, repeats=repeats, recipes=names, batch=batch))
     facts = [(f"{row.subject}, {row.shape}", f"{row.median_ms:9.2f} ms  {row.peak_gib:5.2f} GiB") for row in rows]
-    open_console().print(facts_table(facts))
+    show_facts(facts)
     if out is not None:
         write_timings(out, rows)
 
@@ -146,7 +145,7 @@ def scaling(*, device: DeviceOption = "auto", repeats: Repeats = 5, out: Out = N
     """
     import torch
 
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
     from lab.bench.one_layer import CPU_SHAPE, GPU_SHAPE, bench_scaling, exponent
     from lab.bench.timing import write_timings
 
@@ -159,7 +158,7 @@ def scaling(*, device: DeviceOption = "auto", repeats: Repeats = 5, out: Out = N
         values, times = zip(*chosen, strict=True)
         series = "  ".join(f"{value}: {ms:.2f} ms" for value, ms in chosen)
         facts.append((f"{axis}, exponent {exponent(values, times):.2f}", series))
-    open_console().print(facts_table(facts))
+    show_facts(facts)
     if out is not None:
         from lab.bench.one_layer import draw_scaling
 
@@ -184,7 +183,7 @@ def certify(
     """
     import torch
 
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
     from lab.bench.recipe_times import bench_certify
     from lab.bench.timing import write_timings
 
@@ -197,7 +196,7 @@ def certify(
         ("proof of the network", f"{result.prove_seconds:.2f} s"),
         (f"{images:,} images", f"{result.certify_seconds:.2f} s"),
     ]
-    open_console().print(facts_table(facts))
+    show_facts(facts)
     if out is not None:
         write_timings(out, [result.row])
 
@@ -219,17 +218,17 @@ def lipnext(
     """
     import torch
 
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.files import replace_text
     from lab.bench import csv_text
     from lab.bench.lipnext import contest_rows
 
     torch.set_num_threads(1)
-    console, rows = open_console(), []
+    rows = []
     for row in contest_rows(data, seconds=seconds, seeds=seeds or [0], data_dir=data_dir):
         rows.append(row)
         shares = " / ".join(f"{100 * share:.1f}" for share in row.shares)
-        say(console, f"{row.network:16s} seed {row.seed}: {shares}, {row.steps} steps in {row.cpu_seconds:.1f} s")
+        say(f"{row.network:16s} seed {row.seed}: {shares}, {row.steps} steps in {row.cpu_seconds:.1f} s")
         if out is not None:
             replace_text(out, csv_text(rows))  # as they come: a later failure loses none
 

@@ -22,7 +22,7 @@ from bronet.layers import BROConv2d
 from bronet.ortho.products import float32_products
 from bronet.ortho.real_dft import frequencies, is_dense
 from bronet.ortho.reflector import textbook_bro_convolution
-from bronet.report.figures import LIGHT, figure_bytes
+from bronet.report.figures import COLOURS, GRID, QUIET, figure_bytes
 from lab.bench.timing import TimingRow, timing_row
 
 
@@ -193,18 +193,18 @@ def draw_scaling(
         rows = [row for name, _, row in points if name == axis]
         times = [row.median_ms for row in rows]
         time = panels[0][column]
-        time.loglog(values, times, "o-", color=LIGHT.runs[0], label="measured")
+        time.loglog(values, times, "o-", color=COLOURS[0], label="measured")
         time.set_title(f"time exponent {exponent(values, times):.2f}", fontsize=10)
         if on_gpu:
             floors = [max(floor_ms(at(base, axis, value), device)) for value in values]
-            time.loglog(values, floors, "--", color=LIGHT.quiet, label="floor of an H200")
+            time.loglog(values, floors, "--", color=QUIET, label="floor of an H200")
             memory = [row.peak_gib for row in rows]
-            panels[1][column].loglog(values, memory, "o-", color=LIGHT.runs[1])
+            panels[1][column].loglog(values, memory, "o-", color=COLOURS[1])
             panels[1][column].set_title(f"memory exponent {exponent(values, memory):.2f}", fontsize=10)
         for panel in panels[:, column]:
             panel.set_xticks(values, [str(value) for value in values])
             panel.minorticks_off()
-            panel.grid(color=LIGHT.grid)
+            panel.grid(color=GRID)
         panels[-1][column].set_xlabel(axis)
     panels[0][0].set_ylabel("training step, ms")
     panels[0][0].legend(frameon=False)

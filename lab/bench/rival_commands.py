@@ -60,14 +60,13 @@ def layers(
         batch=sweep.batch if batch is None else batch,
         repeats=sweep.repeats if repeats is None else repeats,
     )
-    console = open_console()
     advice = "give a layers.csv of this command"
     rows = [row for path in rows_from or () for row in read_rows(sweeps.LayerRow, path, advice=advice)]
     for row in sweeps.measure(sweep, device=usable_device(device)) if not rows_from else ():
         rows.append(row)
         replace_text(out / "layers.csv", csv_text(rows))  # as they come: a later failure loses none
         seconds = row.memory_kind if row.train_seconds is None else f"{1000 * row.train_seconds:.1f} ms"
-        say(console, f"{row.layer:9s} s={row.size} width={row.width} k={row.kernel}  training step {seconds}")
+        say(f"{row.layer:9s} s={row.size} width={row.width} k={row.kernel}  training step {seconds}")
     if not rows:
         raise BronetError("rows must hold at least one measurement, got none")
     figures = {
@@ -80,9 +79,9 @@ def layers(
     table = Table("layer", "step", "time grows", "MACs grow", "memory grows", "Table 8 memory grows")
     for line in layer_figures.growth(rows):
         table.add_row(*line)
-    console.print(table)
+    open_console().print(table)
     for path in written:
-        say(console, f"wrote    {path}")
+        say(f"wrote    {path}")
 
 
 def equal_budget(
@@ -114,16 +113,15 @@ def equal_budget(
     budget = Budget(seconds=seconds) if steps is None else Budget(steps=steps)
     kinds = tuple(layer) if layer else comparison.ALL_KINDS
     setting = comparison.Comparison(dataset=dataset, kinds=kinds, budget=budget, images=images, seed=seed)
-    console = open_console()
     rows, failed = [], {}
     for row in comparison.compare(setting, device=usable_device(device), data_dir=str(data_dir) if data_dir else None):
         if isinstance(row, comparison.Failure):
             failed[row.layer] = row.reason
-            say(console, f"{row.layer:9s} failed: {row.reason}")
+            say(f"{row.layer:9s} failed: {row.reason}")
             continue
         rows.append(row)
         replace_text(out / "equal-budget.csv", csv_text(rows))  # as they come: a later failure loses none
-        say(console, f"{row.layer:9s} {row.steps} steps in {row.train_seconds:.1f} s, clean {100 * row.clean:.1f} %")
+        say(f"{row.layer:9s} {row.steps} steps in {row.train_seconds:.1f} s, clean {100 * row.clean:.1f} %")
     if not rows:
         raise BronetError(f"layers must train to be compared, but all failed: {'; '.join(failed.values())}")
     texts = {
@@ -135,9 +133,9 @@ def equal_budget(
     table = Table(*comparison.header(rows))
     for line in comparison.table(rows):
         table.add_row(*line)
-    console.print(table)
+    open_console().print(table)
     for path in written:
-        say(console, f"wrote    {path}")
+        say(f"wrote    {path}")
 
 
 def _facts() -> dict[str, object]:

@@ -40,31 +40,20 @@ if TYPE_CHECKING:
     from bronet.training.own import train as train
 
 _NAMES = {
-    "attack": ["l2_pgd", "linf_pgd"],
-    "certificates": ["Certificates", "certified_radius", "certify"],
-    "graph": ["CertifiableModel", "Chain", "check", "convert", "prove"],
-    "layers": [
-        *("BROConv2d", "BROLinear", "CholeskyLinear", "Householder", "LastLayerNormalized"),
-        *("LipschitzRegularizedConv2d", "MaxMin", "frozen"),
-    ],
-    "models": ["build_model"],
-    "pretrained": ["create_model", "list_models", "load_pretrained", "push_to_hub", "save_pretrained"],
-    "run.folder": ["open_run"],
-    "run.own": ["save_run"],
-    "training.own": ["train"],
+    "attack": "l2_pgd linf_pgd",
+    "certificates": "Certificates certified_radius certify",
+    "graph": "CertifiableModel Chain check convert prove",
+    "layers": "BROConv2d BROLinear CholeskyLinear Householder LastLayerNormalized LipschitzRegularizedConv2d MaxMin "
+    "frozen",
+    "models": "build_model",
+    "pretrained": "create_model list_models load_pretrained push_to_hub save_pretrained",
+    "run.folder": "open_run",
+    "run.own": "save_run",
+    "training.own": "train",
 }
-_HOMES = {name: f"bronet.{room}" for room, names in _NAMES.items() for name in names}
-_ROOMS = {
-    *(room.partition(".")[0] for room in _NAMES),
-    "data",
-    "export",
-    "losses",
-    "ortho",
-    "radius",
-    "recipe",
-    "report",
-    "training",
-}
+_HOMES = {name: f"bronet.{room}" for room, names in _NAMES.items() for name in names.split()}
+_OTHER_ROOMS = ("data", "export", "losses", "ortho", "radius", "recipe", "report")
+_ROOMS = {*(room.partition(".")[0] for room in _NAMES), *_OTHER_ROOMS}
 
 __all__ = ["BronetError", "__version__", *_HOMES]  # noqa: PLE0604
 

@@ -17,8 +17,7 @@ from bronet.attack.judge import CertificateBrokenError
 from bronet.attack.run import Target, attack_run, finished
 from bronet.attack.search import autoattack
 from bronet.certificates.run import certify_run
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.data import load_images
 from bronet.recipe import override, to_text
 from bronet.records import write_rows

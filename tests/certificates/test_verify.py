@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from bronet import BronetError
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.files import sealed
 from bronet.records import write_rows
 from bronet.report.evidence import read_evidence

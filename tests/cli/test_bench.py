@@ -7,8 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from bronet.bench.comparison import ComparedRow, plain_network
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.layers import LipschitzLayer, OrthogonalHead
 from bronet.models import build_model
 from bronet.recipe import named_recipe, override, to_text

@@ -12,8 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from bronet.__about__ import __version__
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.pretrained import find_network
 from bronet.pretrained.places import package_home, pretrained_names, published_networks
 from bronet.recipe import from_text, named_recipe, override, recipe_names, to_text

@@ -18,8 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.recipe import named_recipe, to_text
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
-from bronet.web.server import address, is_local, open_socket
+from bronet.cli import ExitStatus, app
+from bronet.web import address, is_local, open_socket
 from serving import HOST, make_colour_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

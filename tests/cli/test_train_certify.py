@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.cli.train import QUICKSTART_RECIPE
 from bronet.data import ImageSet
 from bronet.data.load import load_digits

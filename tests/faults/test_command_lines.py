@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bronet.cli import app
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus, app
 from bronet.recipe import named_recipe, to_text
 from bronet.recipe.text import flatten
 from bronet.records import as_plain

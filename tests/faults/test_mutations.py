@@ -24,7 +24,7 @@ import torch
 from bronet.attack.run import attack_run
 from bronet.certificates.run import certify_run
 from bronet.certificates.verify import verify_run
-from bronet.cli.exit_status import SYSTEM_REFUSALS
+from bronet.cli import SYSTEM_REFUSALS
 from bronet.data import load_images, open_synthetic
 from bronet.data.archive import unpack_archive
 from bronet.errors import BronetError

@@ -23,8 +23,10 @@ from bronet.recipe import named_recipe, override
 from bronet.recipe.schema import DataRecipe
 from bronet.run.folder import create_run
 from bronet.run.weights import save_weights
+from bronet.web import open_socket
+from bronet.web.app import Worker
 from bronet.web.served import Gallery, read_cards
-from bronet.web.server import Worker, make_server, open_socket
+from bronet.web.server import Server
 from tiny_run import SETTINGS
 
 HOST = "127.0.0.1"
@@ -35,8 +37,8 @@ PATIENCE = 1.0
 PROGRAM = f"""
 import sys
 from bronet.__main__ import main
-from bronet.web import guard, server
-server.REQUEST_SECONDS = server.READ_SECONDS = guard.BODY_SECONDS = {PATIENCE}
+from bronet.web import server
+server.REQUEST_SECONDS = server.READ_SECONDS = server.BODY_SECONDS = {PATIENCE}
 sys.argv = ["bronet", "serve", *sys.argv[1:]]
 main()
 """
@@ -99,8 +101,7 @@ class Site(NamedTuple):
 def serving(runs: list[Path], *, local: bool = True, samples: int = SAMPLES) -> Iterator[Site]:
     """Serve runs in a thread until the block ends."""
     gallery = Gallery(read_cards([str(run) for run in runs]), samples=samples, device="cpu", data_dir=None)
-    worker = Worker()
-    server = make_server(gallery, worker, local=local)
+    server = Server(gallery, local=local)
     with open_socket(HOST, 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -108,7 +109,7 @@ def serving(runs: list[Path], *, local: bool = True, samples: int = SAMPLES) -> 
             assert thread.is_alive()
             time.sleep(0.01)
         try:
-            yield Site(listening.getsockname()[1], gallery, worker)
+            yield Site(listening.getsockname()[1], gallery, server.worker)
         finally:
             server.should_exit = True
             thread.join()

@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from bronet.cli.exit_status import exit_at_once
+from bronet.cli import exit_at_once
 from bronet.layers.execution import PreparedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus
 from bronet.recipe import from_text
 from lab.commands import app
 from lab.recipes import ablations, sweeps, table_recipe

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from attacks import ATTACK, finished, write_attack_facts
 from bronet.certificates.run import certify_run
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus
 from bronet.files import SEAL, sealed
 from bronet.pretrained import find_network, load_pretrained, save_pretrained
 from bronet.pretrained.places import published_folder, read_manifest

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from bronet.certificates.run import certify_run
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus
 from bronet.errors import BronetError
 from bronet.recipe import override, to_text
 from bronet.run.folder import open_run

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attacks import ATTACK, finished, write_attack_facts
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus
 from bronet.errors import BronetError
 from bronet.run.certificate import compute_statistics
 from lab.commands import app

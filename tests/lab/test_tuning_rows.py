@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 from typer.testing import CliRunner
 
-from bronet.cli.exit_status import ExitStatus
+from bronet.cli import ExitStatus
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.training import train

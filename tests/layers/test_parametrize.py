@@ -156,7 +156,7 @@ SHARED = """
 import sys
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from bronet.cli.exit_status import exit_at_once
+from bronet.cli import exit_at_once
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -1,6 +1,5 @@
 """The report: reads a run folder only, writes every file whole, escapes everything, refuses contradictions."""
 
-import io
 import json
 import re
 import shutil
@@ -10,9 +9,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from attacks import ATTACK, finished, write_attack_facts
+from bronet.cli.console import show_comparison
 from bronet.data import load_images
 from bronet.errors import BronetError
 from bronet.files import Json, sealed
@@ -20,19 +19,10 @@ from bronet.recipe import named_recipe, override
 from bronet.recipe.schema import DataRecipe
 from bronet.records import write_rows
 from bronet.report import write_comparison, write_report
-from bronet.report.charts import curve_chart, margins_chart, ticks
 from bronet.report.evidence import at_radii, read_evidence
-from bronet.report.figures import draw_margins, signed_margins
+from bronet.report.figures import curve_chart, draw_margins, margins_chart, signed_margins, ticks
 from bronet.report.gallery import choose_groups
-from bronet.report.table import (
-    csv_table,
-    difference_cells,
-    json_summary,
-    markdown_table,
-    setting_cells,
-    table_cells,
-    terminal_table,
-)
+from bronet.report.table import csv_table, difference_cells, json_summary, markdown_table, setting_cells, table_cells
 from bronet.run.attack_rows import AttackRow
 from bronet.run.certificate import Row
 from bronet.run.folder import ReportFiles, create_run
@@ -190,7 +180,7 @@ def test_the_gallery_shows_the_extremes_the_misses_and_the_closest_attacks(digit
     write_attack_facts(digits, facts)
     evidence = read_evidence(digits)
     assert evidence.closest == {39: found}
-    largest, smallest, missed, mistaken = ([row.index for row in group.rows] for group in choose_groups(evidence))
+    largest, smallest, missed, mistaken = ([row.index for row in rows] for rows in choose_groups(evidence).values())
     assert largest == [39, 38, 36, 35, 34, 33, 32, 31]
     assert smallest == [0, 1, 2, 3, 4, 5, 6, 8]
     assert missed == [10, 9, 8, 6, 5, 4, 3, 2]
@@ -252,8 +242,8 @@ def test_a_chart_draws_each_corner_and_a_few_round_ticks() -> None:
         Row(index=0, label=0, prediction=0, correct=True, margin=1.0, radius=0.5, naive_radius=0.5),
         Row(index=1, label=0, prediction=0, correct=True, margin=1.0, radius=1.0, naive_radius=1.0),
     ]
-    assert f'd="M0 0H{2000 / 2.08:.0f}V1000H{2000 / 1.04:.0f}V2000H2000V2000"' in curve_chart([("a", rows)], [0.25])
-    assert margins_chart([("none", [])]) == ""
+    assert f'd="M0 0H{2000 / 2.08:.0f}V1000H{2000 / 1.04:.0f}V2000H2000V2000"' in curve_chart({"a": rows}, [0.25])
+    assert margins_chart({"none": []}) == ""
 
 
 def test_the_summary_has_every_digit(reported: ReportFiles) -> None:
@@ -274,7 +264,7 @@ def test_numbers_that_do_not_exist_are_null(run: Path) -> None:
     assert content["radius"] == {"median": None, "variance": None, "skewness": None}
 
 
-def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
+def test_tables_of_two_runs_share_their_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = read_evidence(run)
     other = run.rename(run.with_name("second"))
     write_certificate(other, replace(CERTIFICATE, eps=("0.1",)))
@@ -286,9 +276,8 @@ def test_tables_of_two_runs_share_their_columns(run: Path) -> None:
         "| first | 4 | 75.0 % | 75.0 % | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
         "| second | 4 | 75.0 % | 75.0 % | 50.0 % | 25.0 % | 0.5000 | 0.0972 | 0.3818 | 1.023457 |\n"
     )
-    console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(terminal_table([first, second]))
-    text = console.export_text()
+    show_comparison(table_cells([first, second]))
+    text = capsys.readouterr().out
     assert "second" in text
     assert "50.0 %" in text
     assert len(csv_table([first, second]).splitlines()) == 7

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bronet.cli.exit_status import ExitStatus
-from bronet.web.guard import MAX_BYTES
+from bronet.cli import ExitStatus
+from bronet.web.server import MAX_BYTES
 from serving import HOST, PATIENCE, Process, started
 
 MANY = 400

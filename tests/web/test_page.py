@@ -23,10 +23,9 @@ from bronet.run.certificate import RECORDED_UNITS, read_certificate_rows, record
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
 from bronet.web import answers
-from bronet.web.app import page_text
-from bronet.web.guard import MAX_BYTES
+from bronet.web.app import PAGE, PLACES, Question
 from bronet.web.served import read_cards, read_ordinary
-from bronet.web.server import PLACES, Question
+from bronet.web.server import MAX_BYTES
 from certificates import edit_certificate
 from serving import HOST, SAMPLES, Json, Site, make_colour_run, serving
 from tiny_run import train_tiny_run
@@ -154,7 +153,7 @@ def test_a_server_for_others_answers_to_any_name(runs: list[Path]) -> None:
 def test_the_page_is_whole_and_nothing_else_may_run_in_it(site: Site) -> None:
     answer = site.ask("/")
     text = answer.content.decode()
-    assert text == page_text()
+    assert text == PAGE
     assert "<style></style>" not in text
     assert "<script></script>" not in text
     assert not any(word in text for word in ("https:", '<link rel="stylesheet', ' src="', "@import"))
@@ -209,7 +208,7 @@ def test_who_finds_all_places_taken_is_told_so_at_once(runs: list[Path]) -> None
             assert "waiting" in answer.json["message"]
         assert site.ask("/api/runs").status == 200  # the page itself is never blocked
         go.set()
-        assert all(question.answer.result() for question in waiting)
+        assert all(question.result() for question in waiting)
         assert site.ask(f"{DIGITS}/proof", {"sample": 0}).status == 200
 
 
@@ -251,8 +250,8 @@ def test_work_is_done_in_turn_and_given_up_when_nobody_waits(site: Site) -> None
     third = site.worker.ask(lambda _: order.append("third"))
     second.give_up()
     go.set()
-    third.answer.result()
-    assert first.answer.done()
+    third.result()
+    assert first.done()
     assert order == ["first", "third"]
 
 

@@ -1,15 +1,19 @@
 """The command `bronet`: parse, call, print.
 
-Nothing heavy is imported before a command needs it, so that `bronet --help` answers at once. What a command
-promises to scripts is its exit status; see `bronet.cli.exit_status`.
+Nothing heavy is imported before a command needs it, so that `bronet --help` answers at once. What a command promises to
+scripts is its exit status: 0 done; 1 a fault of this program, with a traceback; 2 a mistake in what was given, told in
+one line; 3 a certificate that an attack has broken; 130 after Ctrl-C and 143 after SIGTERM. A process that is killed
+outside training ends by the signal itself, which a shell also shows as 143.
 """
 
+import errno
 import os
 import re
 import signal
 import sys
+from enum import IntEnum
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -18,7 +22,6 @@ from bronet.__about__ import __version__
 from bronet.cli.attack import attack
 from bronet.cli.bench import bench
 from bronet.cli.certify import certify, check, verify
-from bronet.cli.exit_status import SYSTEM_REFUSALS, ExitStatus, exit_at_once
 from bronet.cli.info import data_app, info, recipes_app
 from bronet.cli.options import LayersOption, run_layer_files
 from bronet.cli.report import export, import_published, report, serve
@@ -33,6 +36,18 @@ EXPECTED = "Input should be "
 REFUSED_VALUE = re.compile(r"input_value=(.+), input_type=")
 DEALT_OUT = frozenset({"train", "certify", "attack"})
 """Commands that the processes of torchrun share; of any other, the first does the work."""
+REFUSALS = "ENOSPC EDQUOT EROFS EACCES EPERM EISDIR ENOTDIR ELOOP ENAMETOOLONG"
+SYSTEM_REFUSALS = frozenset(getattr(errno, name) for name in REFUSALS.split())
+"""Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle, an overlong
+name: the user can change it, this program cannot."""
+
+
+class ExitStatus(IntEnum):
+    """Statuses besides success and those of a signal."""
+
+    USER_ERROR = 2
+    BROKEN_CERTIFICATE = 3
+    CTRL_C = 130
 
 
 class Commands(TyperGroup):
@@ -58,8 +73,6 @@ class Commands(TyperGroup):
         """Run the chosen command; a fault of this program passes through with its traceback."""
         try:
             return super().invoke(ctx)
-        except BronetError as error:
-            raise _exit_with(f"error: {error}", ExitStatus.USER_ERROR) from None
         except UsageError as error:
             raise _usage_error(error) from None
         except ShareDone:
@@ -67,23 +80,27 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is told once
             raise _exit_with("interrupted", ExitStatus.CTRL_C) from None
-        except OSError as error:
-            if error.errno not in SYSTEM_REFUSALS:
-                raise
-            where = f" {error.filename}" if error.filename else ""
-            raise _exit_with(f"error: the system refused{where}: {error.strerror}", ExitStatus.USER_ERROR) from None
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            reason = str(error).partition("\n")[0] or "none is left"
-            advice = "take fewer images at once or a smaller network"
-            raise _exit_with(f"error: there is not enough memory ({reason}); {advice}", ExitStatus.USER_ERROR) from None
+        except Exception as error:
+            if mistake := _mistake(error):
+                raise _exit_with(f"error: {mistake}") from None
+            raise
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, of this machine or of a GPU; torch has no class for the former."""
-    cpu = "can't allocate memory" in str(error)
-    return cpu or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+def _mistake(error: Exception) -> str:
+    """Return what to tell of an error that the user can mend; "" of a fault of this program."""
+    if isinstance(error, BronetError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
+        return f"the system refused{f' {error.filename}' if error.filename else ''}: {error.strerror}"
+    # torch has no class for a machine without memory; that for a GPU is not imported here.
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    ):
+        reason = str(error).partition("\n")[0] or "none is left"
+        return f"there is not enough memory ({reason}); take fewer images at once or a smaller network"
+    return ""
 
 
 def _usage_error(error: Any) -> Exception:
@@ -101,10 +118,10 @@ def _usage_error(error: Any) -> Exception:
         if given and given[1] not in text:
             text = f"{text.partition(',')[0]}, got {given[1]}"
     command = error.ctx.command_path if error.ctx else "bronet"
-    return _exit_with(f"error: {text[0].lower()}{text[1:].rstrip('.')}; see {command} --help", ExitStatus.USER_ERROR)
+    return _exit_with(f"error: {text[0].lower()}{text[1:].rstrip('.')}; see {command} --help")
 
 
-def _exit_with(message: str, status: int) -> typer.Exit:
+def _exit_with(message: str, status: int = ExitStatus.USER_ERROR) -> typer.Exit:
     """Print one line on stderr and return the exception that ends the process with the status."""
     typer.echo(" ".join(message.splitlines()), err=True)
     return typer.Exit(status)
@@ -145,12 +162,12 @@ def bronet(
 # The order of the help page: the order in which a newcomer needs them.
 for command in (quickstart, train, certify, report, verify, attack, serve, export):
     app.command()(command)
-app.command("import-published")(import_published)
-app.add_typer(recipes_app, name="recipes")
-app.add_typer(data_app, name="data")
+app.command()(import_published)
 app.command()(bench)
 app.command()(check)
 app.command()(info)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(data_app, name="data")
 
 
 def main() -> None:
@@ -164,3 +181,14 @@ def main() -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             exit_at_once(end.code)
         raise
+
+
+def exit_at_once(status: object) -> NoReturn:
+    """End this process at once with a status, as `sys.exit` takes it; what was printed is flushed.
+
+    For the processes of torchrun: threads of their connections that are still alive while the interpreter takes itself
+    apart can abort it, after all the work is done and written.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))

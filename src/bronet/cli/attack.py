@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 import typer
 
 from bronet.cli import options
-from bronet.cli.exit_status import ExitStatus
 from bronet.run.shares import Share, ShareDone
 
 DEFAULT_EPS = "36/255"
@@ -15,7 +14,7 @@ def attack(
     run: options.RunArgument,
     *,
     model: options.ModelOption = None,
-    norm: Annotated[Literal["l2", "linf"], typer.Option("--norm", help="Which ball.")] = "l2",
+    norm: Annotated[Literal["l2", "linf"], typer.Option(help="Which ball.")] = "l2",
     eps: options.EpsOption = None,
     kind: Annotated[
         Literal["autoattack", "pgd"],
@@ -23,10 +22,10 @@ def attack(
     ] = "autoattack",
     split: options.SplitOption = None,
     limit: options.LimitOption = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of pgd per restart.")] = 100,
-    restarts: Annotated[int, typer.Option("--restarts", min=1, help="Restarts of pgd.")] = 5,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images that are attacked at once.")] = 250,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of random starts.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of pgd per restart.")] = 100,
+    restarts: Annotated[int, typer.Option(min=1, help="Restarts of pgd.")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that are attacked at once.")] = 250,
+    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew instead of going on.")] = False,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
@@ -42,12 +41,12 @@ def attack(
     """
     from bronet.attack.judge import CertificateBrokenError
     from bronet.attack.run import attack_run
-    from bronet.cli.console import counting, facts_table, note_of_few, open_console, say
+    from bronet.cli import ExitStatus
+    from bronet.cli.console import counting, note_of_few, say, show_facts
     from bronet.data import load_images
     from bronet.run.attack_rows import AttackPlan
     from bronet.wording import percent
 
-    console = open_console()
     with options.opened_runs(run, model=model) as (folder,):
         data = folder.recipe.data
         split = options.chosen_split(split, data, data_dir=data_dir, download=download)
@@ -68,7 +67,7 @@ def attack(
         images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=folder.classes())
         for plan in plans:
             try:
-                with counting(console, "attacking") as show:
+                with counting("attacking") as show:
                     result = attack_run(
                         folder,
                         plan,
@@ -77,7 +76,7 @@ def attack(
                         device=place,
                         command=options.typed_command(),
                         progress=show,
-                        warn=lambda line: say(console, f"warning: {line}"),
+                        warn=lambda line: say(f"warning: {line}"),
                         share=Share.of_this_process(),
                     )
             except ShareDone:
@@ -93,6 +92,6 @@ def attack(
                 (f"proved, {found.norm} {found.eps}", percent(found.certified_accuracy or 0.0)),
                 ("certified images broken", "0"),
             ]
-            console.print(facts_table(facts))
-            say(console, f"rows:    {result.path}")
-    note_of_few(console, len(images), split=split, limit=limit)
+            show_facts(facts)
+            say(f"rows:    {result.path}")
+    note_of_few(len(images), split=split, limit=limit)

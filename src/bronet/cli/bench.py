@@ -12,11 +12,7 @@ from bronet.errors import BronetError
 def bench(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name of `bronet recipes`, or a YAML file. Default: layers and networks beside others.",
-            autocompletion=options.complete_recipe,
-        ),
+        options.recipe_named("A name of `bronet recipes`, or a YAML file. Default: layers and networks beside others."),
     ] = None,
     *,
     settings: options.SettingsOption = None,
@@ -43,7 +39,7 @@ def bench(
     import torch
 
     from bronet.bench.timing import hardware_name, time_inference, time_training, usual_precision
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
     from bronet.recipe import find_recipe, override
 
     place = torch.device(options.usable_device(device))
@@ -58,7 +54,7 @@ def bench(
         timing = take(chosen, place, repeats=repeats)
         memory = f"  {timing.peak_gib:5.2f} GiB" if timing.peak_gib else ""
         facts.append((what, f"{statistics.median(timing.times):.2f} ms{memory}"))
-    open_console().print(facts_table(facts))
+    show_facts(facts)
 
 
 def _print_comparison(device: str, *, seconds: float, only: str, out: Path | None) -> None:
@@ -66,17 +62,17 @@ def _print_comparison(device: str, *, seconds: float, only: str, out: Path | Non
     import torch
 
     from bronet.bench.comparison import ComparedRow, compare
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.records import write_rows
 
-    console, rows = open_console(), list[ComparedRow]()
+    rows = list[ComparedRow]()
     for row in compare(torch.device(device), seconds=seconds, only=only):
         if not rows:
-            say(console, f"{row.device}, torch {row.torch}; milliseconds, of the clock and of the processor")
+            say(f"{row.device}, torch {row.torch}; milliseconds, of the clock and of the processor")
         if not rows or rows[-1].work != row.work:
-            say(console, row.work)
+            say(row.work)
         ratio = f"{row.ratio:6.2f} of ours, quartiles {row.spread:.0%} apart" if row.ratio != 1 or row.spread else ""
-        say(console, f"    {row.contender:18s}{row.ms:10.2f}{row.processor_ms:10.2f}  {ratio}")
+        say(f"    {row.contender:18s}{row.ms:10.2f}{row.processor_ms:10.2f}  {ratio}")
         rows.append(row)
     if not rows:
         raise BronetError(f"--only must be part of the name of a piece of work, such as 'BRONet-S', got {only!r}")

@@ -11,8 +11,7 @@ from bronet.errors import BronetError
 from bronet.run.shares import Share
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from bronet.certificates.execution import Executed
     from bronet.run.certificate import CertificateFile
     from bronet.run.folder import RunFolder
 
@@ -21,8 +20,7 @@ def certify(
     run: options.OptionalRunArgument = None,
     *,
     pretrained: Annotated[
-        Path | None,
-        typer.Option("--pretrained", metavar="NAME", help="A pretrained network, by name or folder, in place of RUN."),
+        Path | None, typer.Option(metavar="NAME", help="A pretrained network, by name or folder, in place of RUN.")
     ] = None,
     out: Annotated[
         Path | None, options.out_option("Run folder of a pretrained network. Default: runs/NAME, with dashes.")
@@ -39,7 +37,7 @@ def certify(
     ] = False,
     execution: Annotated[
         Literal["float32", "bf16"] | None,
-        typer.Option("--execution", help="Also tell how many radii survive where the network runs in fewer digits."),
+        typer.Option(help="Also tell how many radii survive where the network runs in fewer digits."),
     ] = None,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
@@ -54,37 +52,37 @@ def certify(
     certificate-train.csv and so on. `bronet verify` checks them later. A pretrained network is copied to a run folder
     first.
     """
-    from bronet.cli.console import open_console, say, show_naive
+    from bronet.cli.console import say, show_naive
 
     named = run or pretrained
     if named is None or (run and pretrained):
         raise BronetError("give either RUN or --pretrained NAME, and not both")
-    console = open_console()
+    place = options.usable_device(device)
     with options.opened_runs(named, out=out, model=model) as (folder,):
         certificate = certify_and_show(
             folder,
-            console,
             eps=eps or (),
             split=options.chosen_split(split, folder.recipe.data, data_dir=data_dir, download=download),
             limit=limit,
             targeted=targeted,
-            device=options.usable_device(device),
+            device=place,
             data_dir=data_dir,
             download=download,
         )
         if naive:
             from bronet.report.evidence import read_evidence
 
-            show_naive(console, read_evidence(folder, split=certificate.split).naive().statistics)
+            show_naive(read_evidence(folder, split=certificate.split).naive().statistics)
         if execution is not None:
-            place, chosen = options.usable_device(device), certificate.split
-            show_execution(folder, console, execution, split=chosen, device=place, data_dir=data_dir)
-    say(console, f"next:    {options.command_for('report', folder.path)}")
+            from bronet.certificates.execution import execute_run
+
+            chosen = certificate.split
+            _show_execution(execution, execute_run(folder, execution, split=chosen, device=place, data_dir=data_dir))
+    say(f"next:    {options.command_for('report', folder.path)}")
 
 
 def certify_and_show(
     run: "RunFolder",
-    console: "Console",
     *,
     eps: Sequence[str] = (),
     split: options.Split = "test",
@@ -99,7 +97,7 @@ def certify_and_show(
     from bronet.cli.console import counting, note_of_few, say, show_results
     from bronet.run.certificate import compute_statistics
 
-    with counting(console, "certifying") as show:
+    with counting("certifying") as show:
         done = certify_run(
             run,
             eps=tuple(eps),
@@ -114,36 +112,25 @@ def certify_and_show(
             share=Share.of_this_process(),
         )
     statistics = compute_statistics(done.rows, done.certificate.eps)
-    show_results(console, run.path.resolve().name, done.certificate, statistics)
-    note_of_few(console, len(done.rows), split=split, limit=limit)
-    say(console, f"rows:    {run.certificate(split).rows}")
+    show_results(run.path.resolve().name, done.certificate, statistics)
+    note_of_few(len(done.rows), split=split, limit=limit)
+    say(f"rows:    {run.certificate(split).rows}")
     return done.certificate
 
 
-def show_execution(
-    run: "RunFolder",
-    console: "Console",
-    execution: Literal["float32", "bf16"],
-    *,
-    split: str,
-    device: str,
-    data_dir: Path | None,
-) -> None:
+def _show_execution(execution: str, done: "Executed") -> None:
     """Print what is proved of a certificate in another execution, and what is only measured."""
-    from bronet.certificates.execution import execute_run
     from bronet.cli.console import say
 
-    done = execute_run(run, execution, split=split, device=device, data_dir=data_dir)
     if done.surviving is None:
-        say(console, f"{execution}: not proved; no useful bound on rounding is known")
+        say(f"{execution}: not proved; no useful bound on rounding is known")
     else:
-        say(console, f"{execution}: {done.surviving:,} of {done.radii:,} radii survive, for the program of the proof")
+        say(f"{execution}: {done.surviving:,} of {done.radii:,} radii survive, for the program of the proof")
         shares = (f"{eps}: {new:.1%} ({old:.1%} in float64)" for eps, (old, new) in done.certified.items())
-        say(console, f"certified in {execution} at {', '.join(shares)}")
+        say(f"certified in {execution} at {', '.join(shares)}")
     say(
-        console,
         f"measured, not proved: in {execution} the network gives another class to {done.other_classes:,} of "
-        f"{done.images:,} images; logits differ by at most {done.largest_difference:.1e}",
+        f"{done.images:,} images; logits differ by at most {done.largest_difference:.1e}"
     )
 
 
@@ -164,16 +151,15 @@ def verify(
     Compares the hashes of weights, recipe, images and rows, then proves every radius again. Writes nothing.
     """
     from bronet.certificates.verify import verify_run
-    from bronet.cli.console import counting, open_console, say
+    from bronet.cli.console import counting, say
     from bronet.export import verify_programs
     from bronet.run.folder import open_run
 
-    console = open_console()
-    in_a_run = [] if certificate.suffix == ".json" else [certificate]
-    with options.opened_runs(*in_a_run, model=model) as folders, counting(console, "verifying") as show:
-        folder = folders[0] if folders else options.own_run(open_run(certificate.parent), model)
+    is_file = certificate.suffix == ".json"
+    run = open_run(certificate.parent).path if is_file else certificate
+    with options.opened_runs(run, model=model) as (folder,), counting("verifying") as show:
         result = verify_run(
-            folders[0] if folders else certificate,
+            certificate if is_file else folder,
             network=folder.network,
             device=options.usable_device(device),
             data_dir=data_dir,
@@ -182,9 +168,9 @@ def verify(
         )
         programs = verify_programs(folder)
     for path in programs:
-        say(console, f"verified: {path} is the program of the certificate")
-    say(console, f"verified: {result.images:,} images; no radius is above what is proved again")
-    say(console, f"recorded radii lie at most {result.largest_difference:.1e} below their proof")
+        say(f"verified: {path} is the program of the certificate")
+    say(f"verified: {result.images:,} images; no radius is above what is proved again")
+    say(f"recorded radii lie at most {result.largest_difference:.1e} below their proof")
 
 
 def check(run: options.RunArgument, model: options.ModelOption = None) -> None:

@@ -32,7 +32,7 @@ class ListByDefault(TyperGroup):
 
 
 recipes_app = typer.Typer(cls=ListByDefault)
-data_app = typer.Typer()
+data_app = typer.Typer(help="Prepare a data set.\n\nExample:  bronet data unpack datasets/imagenet --split train")
 
 
 @recipes_app.callback()
@@ -54,20 +54,20 @@ def list_recipes() -> None:
     Beside parameters, epochs and batch size: the trained network of that recipe that has a name, how long its training
     took, and run folders of that recipe in runs/. Writes nothing.
     """
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.models import build_model
     from bronet.recipe import named_recipe, recipe_names
 
-    trained, console = _trained(), open_console()
+    trained = _trained()
     recipes = [named_recipe(name) for name in recipe_names()]
-    say(console, LINE.format("recipe", "parameters", "epochs", "batch", "trained"))
+    say(LINE.format("recipe", "parameters", "epochs", "batch", "trained"))
     for data in dict.fromkeys(recipe.data.name for recipe in recipes):
-        say(console, f"\n{data}")
+        say(f"\n{data}")
         for recipe in (recipe for recipe in recipes if recipe.data.name == data):
             model = build_model(recipe.model, recipe.data.spec(), device="meta")
             count = sum(parameter.numel() for parameter in model.parameters())
             numbers = (f"{count:,}", recipe.train.epochs, recipe.train.batch_size)
-            say(console, LINE.format(recipe.name, *numbers, "; ".join(trained.get(recipe.name, ()))).rstrip())
+            say(LINE.format(recipe.name, *numbers, "; ".join(trained.get(recipe.name, ()))).rstrip())
 
 
 def _trained() -> dict[str, list[str]]:
@@ -100,11 +100,7 @@ def _time(record: Json) -> str:
 
 
 @recipes_app.command()
-def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name that the list shows.", autocompletion=options.complete_recipe)
-    ],
-) -> None:
+def show(name: Annotated[str, options.recipe_named("A name that the list shows.", metavar="NAME")]) -> None:
     """Print a recipe as YAML, every setting written out.
 
     Example:  bronet recipes show cifar10/bronet-m
@@ -116,19 +112,11 @@ def show(
     typer.echo(to_text(named_recipe(name)), nl=False)
 
 
-@data_app.callback()
-def data() -> None:
-    """Prepare a data set.
-
-    Example:  bronet data unpack datasets/imagenet --split train
-    """
-
-
 @data_app.command()
 def unpack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parquet files are.")],
     *,
-    split: Annotated[Literal["train", "validation", "test"], typer.Option("--split", help="Which files.")] = "train",
+    split: Annotated[Literal["train", "validation", "test"], typer.Option(help="Which files.")] = "train",
 ) -> None:
     """Unpack parquet files into one folder per class.
 
@@ -155,9 +143,9 @@ def info(
 
     Writes nothing.
     """
-    from bronet.cli.console import facts_table, open_console
+    from bronet.cli.console import show_facts
 
-    open_console().print(facts_table(_installation(data_dir) if run is None else _run_or_network(run, model)))
+    show_facts(_installation(data_dir) if run is None else _run_or_network(run, model))
 
 
 def _installation(data_dir: Path | None) -> Facts:

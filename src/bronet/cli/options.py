@@ -80,10 +80,9 @@ ModelOption = Annotated[
         help="Of a run of your own network: the class, or function, that makes it. Imported from Python's path.",
     ),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")]
-OptionalRunArgument = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")
-]
+_RUN = typer.Argument(metavar="RUN", help="The folder of a run, or a pretrained network.")
+RunArgument = Annotated[Path, _RUN]
+OptionalRunArgument = Annotated[Path | None, _RUN]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; may be repeated."),
@@ -125,11 +124,15 @@ def run_layer_files(paths: Sequence[Path]) -> None:
             raise BronetError(f"--layers {path} must run, but failed{where}: {type(error).__name__}: {error}") from None
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """Return the recipes that a shell may complete a word to."""
-    from bronet.recipe import recipe_names
+def recipe_named(help: str, *, metavar: str = "RECIPE") -> Any:
+    """Return the argument that names a recipe, which a shell may complete."""
 
-    return [name for name in recipe_names() if name.startswith(incomplete)]
+    def completed(incomplete: str) -> list[str]:
+        from bronet.recipe import recipe_names
+
+        return [name for name in recipe_names() if name.startswith(incomplete)]
+
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completed)
 
 
 def typed_command() -> str:
@@ -139,19 +142,19 @@ def typed_command() -> str:
 
 def command_for(words: str, run: Path, *, data_dir: Path | None = None, model: str | None = None) -> str:
     """Return a command about a run to go on with, with the files of layers that this one was given."""
-    options = [word for file in _layer_files for word in ("--layers", str(file))]
-    own = ["--model", model] if model is not None else []
-    place = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    return shlex.join(["bronet", *options, *words.split(), str(run), *own, *place])
+    layers = [word for file in _layer_files for word in ("--layers", str(file))]
+    given = {"--model": model, "--data-dir": data_dir}
+    options = [str(word) for option in given.items() if option[1] is not None for word in option]
+    return shlex.join(["bronet", *layers, *words.split(), str(run), *options])
 
 
 def out_option(help: str, *, file: bool = False) -> Any:
     """Return the option --out; a folder or file that cannot be written is refused before the work, not after."""
 
     def checked(out: Path | None) -> Path | None:
-        if out is not None and file and out.is_dir():
-            raise BronetError(f"--out must be a file, got the folder {out}; name a file in it")
         if out is not None:
+            if file and out.is_dir():
+                raise BronetError(f"--out must be a file, got the folder {out}; name a file in it")
             require_writable(out.parent if file else out)
         return out
 
@@ -162,13 +165,11 @@ def out_option(help: str, *, file: bool = False) -> Any:
 def opened_runs(*runs: Path, out: Path | None = None, model: str | None = None) -> Iterator[list["RunFolder"]]:
     """Give the folders of runs; a pretrained network is first copied to `out`, or to runs/NAME.
 
-    `model` names the network of runs that are of the user's own.
-
-    If the block fails, a copy that was made for it is removed again, unless something was added to it.
+    `model` names the network of runs that are of the user's own. If the block fails, a copy that was made for it is
+    removed again, unless something was added to it.
     """
     with ExitStack() as stack:
-        folders = [stack.enter_context(_opened_run(run, out)) for run in runs]
-        opened = [own_run(folder, model) for folder in folders]
+        opened = [own_run(stack.enter_context(_opened_run(run, out)), model) for run in runs]
         if model is not None and opened and all(folder.network is None for folder in opened):
             raise BronetError(f"--model is for runs of a network of your own, got {runs[0]}; leave it out")
         yield opened

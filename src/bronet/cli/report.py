@@ -35,12 +35,11 @@ def report(
     margins into the folder report. --out names another folder to write to, --eps other radii to count at than the
     certificate's. Needs no weights. The page shows images where the data set is at hand.
     """
-    from bronet.cli.console import open_console, say, show_results
+    from bronet.cli.console import say, show_comparison, show_results
     from bronet.report import write_comparison, write_report
     from bronet.report.evidence import at_radii, read_evidence
-    from bronet.report.table import terminal_table
+    from bronet.report.table import table_cells
 
-    console = open_console()
     with options.opened_runs(*runs, model=model) as folders:
         evidence = at_radii([read_evidence(folder) for folder in folders], eps or ())
         if len(folders) == 1:
@@ -48,11 +47,11 @@ def report(
         else:
             written = write_comparison(evidence, out or COMPARISON, data_dir=data_dir)
     if len(folders) == 1:
-        show_results(console, evidence[0].name, evidence[0].certificate, evidence[0].statistics)
+        show_results(evidence[0].name, evidence[0].certificate, evidence[0].statistics)
     else:
-        console.print(terminal_table(evidence))
+        show_comparison(table_cells(evidence))
     for path in written:
-        say(console, f"wrote    {path}")
+        say(f"wrote    {path}")
 
 
 def serve(
@@ -61,12 +60,10 @@ def serve(
     ] = None,
     *,
     model: options.ModelOption = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = HOST,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = PORT,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=1000, help="Test images to choose from.")] = SAMPLES,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page, if this is a terminal.")
-    ] = True,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = HOST,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = PORT,
+    samples: Annotated[int, typer.Option(min=1, max=1000, help="Test images to choose from.")] = SAMPLES,
+    browser: Annotated[bool, typer.Option(help="Open the page, if this is a terminal.")] = True,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
@@ -78,31 +75,30 @@ def serve(
     Writes nothing, except that a pretrained network is copied to a run folder first. Ctrl-C ends it.
     Needs pip install 'bronet[web]'.
     """
-    from bronet.cli.console import open_console, say
+    import webbrowser
+
+    from bronet.cli.console import say
     from bronet.data import provide_images
-    from bronet.web.server import address, is_local, open_socket, require_web
+    from bronet.web import address, is_local, open_socket, require_web
 
     require_web()
+    from bronet.web.served import Gallery, read_cards
+    from bronet.web.server import Server
+
     place, local = options.usable_device(device), is_local(host)
     with open_socket(host, port) as listening, options.opened_runs(*(runs or ()), model=model) as folders:
-        from bronet.web.served import Gallery, read_cards
-        from bronet.web.server import serve as serve_page
-
         for folder in folders if download else ():
             provide_images(folder.recipe.data, "test", data_dir=data_dir, download=True)
-        console = open_console()
         cards = read_cards(folders)
         gallery = Gallery(cards, samples=samples, device=place, data_dir=data_dir)
-        say(console, f"proving  {gallery.cards[0].name}")
+        say(f"proving  {cards[0].name}")
         gallery.open(0)
         if not local:
-            say(console, f"warning: whoever reaches {host} can use this page and this machine's time")
-        say(console, f"serving  {address(listening, host)}  (Ctrl-C ends it)")
+            say(f"warning: whoever reaches {host} can use this page and this machine's time")
+        say(f"serving  {address(listening, host)}  (Ctrl-C ends it)")
         if browser and sys.stdout.isatty():
-            import webbrowser
-
             webbrowser.open(address(listening, host))
-        serve_page(gallery, listening, local=local)
+        Server(gallery, local=local).run(sockets=[listening])
 
 
 def import_published(
@@ -118,22 +114,21 @@ def import_published(
     Writes a run folder, which can be certified, attacked and exported. No code in the file is run. See
     docs/results.md#weights-of-the-published-code for what is read.
     """
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.pretrained.published import import_published as read
 
     run = read(file, out or options.RUNS / file.stem, overwrite=overwrite)
-    console = open_console()
-    say(console, f"read:    {file} as {run.recipe.model.family} for {run.recipe.data.name}, in {run.path}")
+    say(f"read:    {file} as {run.recipe.model.family} for {run.recipe.data.name}, in {run.path}")
     if run.recipe.model.family == "lipconvnet":
-        say(console, "         its activation is taken to be MaxMin, which the tensors do not show")
-    say(console, f"next:    {options.command_for('certify', run.path)}")
+        say("         its activation is taken to be MaxMin, which the tensors do not show")
+    say(f"next:    {options.command_for('certify', run.path)}")
 
 
 def export(
     run: options.RunArgument,
     *,
     model: options.ModelOption = None,
-    format: Annotated[Format, typer.Option("--format", help="The kind of file.")] = Format.ONNX,
+    format: Annotated[Format, typer.Option(help="The kind of file.")] = Format.ONNX,
     out: Annotated[
         Path | None, options.out_option("The file. Default: model.onnx or model.pt2 in the run's folder.", file=True)
     ] = None,
@@ -150,7 +145,7 @@ def export(
     before it takes its name. With --proved the file is the program that the certificate speaks of: proved.onnx or
     proved.pt2. ONNX needs: pip install 'bronet[onnx]'.
     """
-    from bronet.cli.console import facts_table, open_console, say
+    from bronet.cli.console import say, show_facts
     from bronet.export import export_run
     from bronet.wording import bound_text
 
@@ -165,9 +160,8 @@ def export(
         ("Lipschitz bound, before the head", bound_text(done.facts.lipschitz)),
         ("classes", f"{len(done.facts.classes)}: {', '.join(done.facts.classes[:10])}"),
     ]
-    console = open_console()
-    console.print(facts_table(facts))
+    show_facts(facts)
     if proved:
-        say(console, f"The certificate of {run} speaks of this file, which it names by its hash: see docs/export.md.")
+        say(f"The certificate of {run} speaks of this file, which it names by its hash: see docs/export.md.")
     else:
-        say(console, "A radius from its logits is nominal, not proved: see docs/export.md.")
+        say("A radius from its logits is nominal, not proved: see docs/export.md.")

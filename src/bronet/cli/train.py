@@ -15,8 +15,6 @@ from bronet.errors import BronetError
 from bronet.run.shares import Share
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bronet.recipe import Recipe
     from bronet.run.folder import RunFolder
 
@@ -27,7 +25,7 @@ QUICKSTART_THREADS = 1
 
 def quickstart(
     out: Annotated[Path, options.out_option("Run folder; an earlier quick start in it is replaced.")] = QUICKSTART,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.")] = 0,
 ) -> None:
     """Train, certify and report a small network.
 
@@ -38,7 +36,7 @@ def quickstart(
     """
     import torch
 
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.recipe import named_recipe, override
     from bronet.report import write_report
     from bronet.run.folder import RunFolder
@@ -48,38 +46,31 @@ def quickstart(
     if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
         raise BronetError(f"--out must not hold another run, got {out} with {earlier.recipe.name}; choose another")
     torch.set_num_threads(QUICKSTART_THREADS)
-    console = open_console()
     recipe = override(named_recipe(QUICKSTART_RECIPE), [f"train.seed={seed}"])
-    say(console, f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
+    say(f"training the recipe {recipe.name} for {recipe.train.epochs} epochs on the embedded digits")
     with _resumable():
         run = train_recipe(recipe, out, device="cpu", overwrite=True, command=options.typed_command())
-    certify_and_show(run, console)
-    say(console, "No change of the pixels shorter than the radius (l2 norm) changes the class.")
-    say(console, f"report:  {write_report(run.path).page}")
-    say(console, f"next:    bronet serve {shlex.quote(str(out))}   or   bronet recipes")
+    certify_and_show(run)
+    say("No change of the pixels shorter than the radius (l2 norm) changes the class.")
+    say(f"report:  {write_report(run.path).page}")
+    say(f"next:    bronet serve {shlex.quote(str(out))}   or   bronet recipes")
 
 
 def train(
     recipe: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name that `bronet recipes` lists, a YAML file, or with --resume the folder of a run.",
-            autocompletion=options.complete_recipe,
-        ),
+        options.recipe_named("A name that `bronet recipes` lists, a YAML file, or with --resume the folder of a run."),
     ],
     *,
     out: Annotated[Path | None, options.out_option("Run folder. Default: runs/NAME-OF-THE-RECIPE.")] = None,
     settings: options.SettingsOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set train.seed=N.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Short for --set train.seed=N.")] = None,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
     download: options.DownloadOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in that folder.")] = False,
-    workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Processes that decode image files (ImageNet).", metavar="N")
-    ] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode image files (ImageNet).", metavar="N")] = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Repeat bits on a GPU, somewhat slower; a CPU always does.")
     ] = False,
@@ -105,7 +96,7 @@ def train(
     torchrun --nproc-per-node=8 -m bronet train ... (see docs/training.md).
     """
     began = time.perf_counter()
-    from bronet.cli.console import open_console, say
+    from bronet.cli.console import say
     from bronet.data import provide_images
     from bronet.recipe.architecture import OwnArchitecture
     from bronet.training import RunOptions
@@ -122,11 +113,11 @@ def train(
         )
     if certify:  # images that are missing are better missed now than after the last epoch
         provide_images(plan.data, "test", data_dir=data_dir, download=download)
-    place, console = options.usable_device(device), open_console()
+    place = options.usable_device(device)
     if download:
         provide_images(plan.data, "train", data_dir=data_dir, download=True)
     if dry_run:
-        _show_forecast(plan, folder, console, device=place, data_dir=data_dir, workers=workers)
+        _show_forecast(plan, folder, device=place, data_dir=data_dir, workers=workers)
         return
     with _resumable(data_dir):
         run = train_recipe(
@@ -139,11 +130,11 @@ def train(
             command=options.typed_command(),
             options=RunOptions(workers=workers, deterministic=deterministic, track=track, fsdp=fsdp),
         )
-    say(console, f"trained: {run.path}")
+    say(f"trained: {run.path}")
     if certify:
-        _certify(run, console, device=place, data_dir=data_dir, began=began, resumed=resume)
+        _certify(run, device=place, data_dir=data_dir, began=began, resumed=resume)
     words, place_of_data = ("report", None) if certify else ("certify", data_dir)
-    say(console, f"next:    {options.command_for(words, run.path, data_dir=place_of_data)}")
+    say(f"next:    {options.command_for(words, run.path, data_dir=place_of_data)}")
 
 
 def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resume: bool) -> tuple["Recipe", Path]:
@@ -168,11 +159,9 @@ def _recipe_and_folder(text: str, changes: list[str], out: Path | None, *, resum
     return recipe, out or options.RUNS / recipe.name.replace("/", "-")
 
 
-def _show_forecast(
-    recipe: "Recipe", folder: Path, console: "Console", *, device: str, data_dir: Path | None, workers: int
-) -> None:
+def _show_forecast(recipe: "Recipe", folder: Path, *, device: str, data_dir: Path | None, workers: int) -> None:
     """Print what training a recipe would take on this device."""
-    from bronet.cli.console import facts_table
+    from bronet.cli.console import show_facts
     from bronet.training import forecast
     from bronet.wording import duration_text
 
@@ -191,7 +180,7 @@ def _show_forecast(
         ("training", f"about {duration_text(found.seconds)} on this {device}{teacher}"),
         ("run folder", f"{folder}{', which exists already' if folder.exists() else ''}; nothing was written"),
     ]
-    console.print(facts_table(facts))
+    show_facts(facts)
 
 
 @contextmanager
@@ -207,9 +196,7 @@ def _resumable(data_dir: Path | None = None) -> Iterator[None]:
         raise typer.Exit(stopped.exit_code) from None
 
 
-def _certify(
-    run: "RunFolder", console: "Console", *, device: str, data_dir: Path | None, began: float, resumed: bool
-) -> None:
+def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: float, resumed: bool) -> None:
     """Certify the test images where the network was trained, and print how long it all took.
 
     The time of training is the record's: that of all processes which the run took, if it was resumed. The last time is
@@ -226,11 +213,10 @@ def _certify(
     gc.collect()  # what training held on a GPU may be in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    certificate = certify_and_show(run, console, device=device, data_dir=data_dir)
+    certificate = certify_and_show(run, device=device, data_dir=data_dir)
     training, wall = read_evidence(run).training_seconds, time.perf_counter() - began
     whole = "this command" if resumed or (training is not None and training > wall) else "in all"
     say(
-        console,
         f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "
-        f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}",
+        f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}"
     )

@@ -106,17 +106,13 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
             f"{files.rows} must have one row for each of the {certificate.images} images of {files.facts.name}, "
             f"got {len(rows)}; certify again"
         )
-    attacks, closest = [], dict[int, AttackRow]()
+    attacks, found = list[AttackFacts](), list[AttackRow]()
     for attack in run.attacks():
-        told = read_attack(attack.facts)
-        if told is None:
-            continue
-        check_attack(attack, told, pixels=certificate.pixels, network=certificate.network)
-        attacks.append(told)
-        for row in read_attack_rows(attack.rows) if told.split == certificate.split else ():
-            before = closest.get(row.index)
-            if row.found != row.prediction and (before is None or row.l2 < before.l2):
-                closest[row.index] = row
+        if facts := read_attack(attack.facts):
+            check_attack(attack, facts, pixels=certificate.pixels, network=certificate.network)
+            attacks.append(facts)
+            if facts.split == certificate.split:
+                found += [row for row in read_attack_rows(attack.rows) if row.found != row.prediction]
     log = _read_text(run.log).splitlines() if run.log.exists() else []
     train = run.certificate("train").rows
     return Evidence(
@@ -130,7 +126,7 @@ def read_evidence(run: RunFolder | Path, *, split: str = "") -> Evidence:
         log=tuple(read_object(run.log, text=line, advice=ADVICE) for line in log if line.strip()),
         train_rows=tuple(read_certificate_rows(train)) if train.exists() else (),
         attacks=tuple(attacks),
-        closest=closest,
+        closest={row.index: row for row in sorted(found, key=lambda row: row.l2, reverse=True)},
     )
 
 

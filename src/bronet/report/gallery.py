@@ -8,11 +8,11 @@ import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from bronet.data import FileSet, open_images
 from bronet.errors import BronetError
@@ -27,28 +27,22 @@ SHOWN = 8
 DRAWABLE_CHANNELS = (1, 3)
 MAX_SIDE = 96
 """Pixels of a picture's side at most."""
+WHITE = 255
 
 
-class Group(NamedTuple):
-    """Some rows that have something in common."""
-
-    title: str
-    rows: Sequence[Row]
-
-
-def choose_groups(run: Evidence) -> list[Group]:
-    """Return the groups that have any rows; the misses are those of the smallest radius to count at."""
+def choose_groups(run: Evidence) -> dict[str, list[Row]]:
+    """Return groups of rows by their title; the misses are those of the smallest radius to count at."""
     ordered = sorted(run.rows, key=lambda row: row.radius)
     right, wrong = [row for row in ordered if row.correct], [row for row in ordered if not row.correct]
     eps = min(run.eps, key=parse_budget, default="0")
     missed = [row for row in right if row.radius <= parse_budget(eps)]
-    groups = [
-        Group("Largest radii", right[::-1][:SHOWN]),
-        Group("Smallest radii", right[:SHOWN]),
-        Group(f"Closest misses: right, but not proved at ε = {eps}", missed[::-1][:SHOWN]),
-        Group("Mistakes with the largest radii: no small change makes them right", wrong[::-1][:SHOWN]),
-    ]
-    return [group for group in groups if group.rows]
+    groups = {
+        "Largest radii": right[::-1],
+        "Smallest radii": right,
+        f"Closest misses: right, but not proved at ε = {eps}": missed[::-1],
+        "Mistakes with the largest radii: no small change makes them right": wrong[::-1],
+    }
+    return {title: rows[:SHOWN] for title, rows in groups.items() if rows}
 
 
 def read_pictures(run: Evidence, rows: Sequence[Row], data_dir: Path | None) -> dict[int, str]:
@@ -56,27 +50,29 @@ def read_pictures(run: Evidence, rows: Sequence[Row], data_dir: Path | None) -> 
     certificate, data = run.certificate, RunFolder(run.folder).recipe.data
     if data.spec().channels not in DRAWABLE_CHANNELS:
         raise BronetError(f"images must have 1 or 3 channels to be drawn, got {data.spec().channels}")
-    indices = sorted({row.index for row in rows})
+    labels = {row.index: row.label for row in sorted(rows, key=lambda row: row.index)}
     found = open_images(data, certificate.split, data_dir=data_dir, classes=certificate.classes)
-    if indices[-1] >= len(found):
-        raise BronetError(f"{data.name} must have image {indices[-1]}, got {len(found)} images")
-    chosen = found.subset(torch.tensor(indices))
+    if max(labels) >= len(found):
+        raise BronetError(f"{data.name} must have image {max(labels)}, got {len(found)} images")
+    chosen = found.subset(torch.tensor(list(labels)))
     images = chosen.decoded(data.spec(), resized=bool(data.resize)) if isinstance(chosen, FileSet) else chosen
-    labels = {row.index: row.label for row in rows}
-    if images.labels.tolist() != [labels[index] for index in indices]:
+    if images.labels.tolist() != list(labels.values()):
         raise BronetError(f"{data.name} must be the images that were certified, but labels differ")
-    return {index: _address(image.numpy(), images.scale) for index, image in zip(indices, images.images, strict=True)}
+    pictures = [drawn(image, images.scale) for image in images.images]
+    for picture in pictures:
+        picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    return dict(zip(labels, map(png_address, pictures), strict=True))
 
 
-def _address(pixels: np.ndarray, scale: int) -> str:
-    planes = np.rint(pixels.transpose(1, 2, 0) * (255 / scale)).astype(np.uint8)
-    image = Image.fromarray(planes[:, :, 0] if planes.shape[2] == 1 else planes)
-    image.thumbnail((MAX_SIDE, MAX_SIDE))
-    return png_address(image)
+def drawn(image: Tensor, scale: float = 1.0) -> Image.Image:
+    """Return an image (channels, height, width), whose values lie in 0 .. scale, with eight bits per channel."""
+    bytes_of_it = (image.double() * (WHITE / scale)).round().clamp(0, WHITE).to(torch.uint8)
+    planes = np.ascontiguousarray(bytes_of_it.permute(1, 2, 0).cpu().numpy())
+    return Image.fromarray(planes[:, :, 0] if planes.shape[2] == 1 else planes)
 
 
 def png_address(image: Image.Image) -> str:
-    """Return an image as the data address of a PNG picture."""
+    """Return a picture as the data address of a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -85,13 +81,26 @@ def png_address(image: Image.Image) -> str:
 def gallery_html(run: Evidence, data_dir: Path | None) -> str:
     """Return all groups as HTML, with images where they are at hand."""
     groups = choose_groups(run)
-    pictures, remark = _pictures_or_remark(run, [row for group in groups for row in group.rows], data_dir)
-    return remark + "".join(
-        f'<h3>{escape(group.title)}</h3><ul class="gallery">'
-        + "".join(_card(run, row, pictures) for row in group.rows)
-        + "</ul>"
-        for group in groups
-    )
+    pictures, remark = _pictures_or_remark(run, [row for rows in groups.values() for row in rows], data_dir)
+    parts = [remark]
+    for title, rows in groups.items():
+        cards = (_card(row, pictures, _known_of(run, row)) for row in rows)
+        parts.append(f'<h3>{escape(title)}</h3><ul class="gallery">{"".join(cards)}</ul>')
+    return "".join(parts)
+
+
+def widest_html(runs: Sequence[Evidence], data_dir: Path | None) -> str:
+    """Return the images whose proved radii differ most between runs on the same images; a wrong class counts as 0."""
+    radii = np.array([[row.radius if row.correct else 0.0 for row in run.rows] for run in runs])
+    finite = np.where(np.isfinite(radii), radii, 0.0)
+    widest = np.argsort(finite.min(axis=0) - finite.max(axis=0), kind="stable")[:SHOWN].tolist()
+    rows = {number: runs[0].rows[number] for number in widest}
+    pictures, remark = _pictures_or_remark(runs[0], list(rows.values()), data_dir)
+    cards = []
+    for number, row in rows.items():
+        own = [f"{run.name}: {number_text(radius)}" for run, radius in zip(runs, radii[:, number], strict=True)]
+        cards.append(_card(row, pictures, [runs[0].class_name(row.label), *own]))
+    return f'<h3>Radii that differ most (0: wrong)</h3>{remark}<ul class="gallery wide">{"".join(cards)}</ul>'
 
 
 def _pictures_or_remark(run: Evidence, rows: Sequence[Row], data_dir: Path | None) -> tuple[dict[int, str], str]:
@@ -101,32 +110,20 @@ def _pictures_or_remark(run: Evidence, rows: Sequence[Row], data_dir: Path | Non
         return {}, f'<p class="note">No images here: {escape(str(error))}.</p>'
 
 
-def widest_html(runs: Sequence[Evidence], data_dir: Path | None) -> str:
-    """Return the images whose proved radii differ most between runs on the same images; a wrong class counts as 0."""
-    radii = np.array([[row.radius if row.correct else 0.0 for row in run.rows] for run in runs])
-    finite = np.where(np.isfinite(radii), radii, 0.0)
-    widest = np.argsort(finite.min(axis=0) - finite.max(axis=0), kind="stable")[:SHOWN].tolist()
-    pictures, remark = _pictures_or_remark(runs[0], [runs[0].rows[number] for number in widest], data_dir)
-    cards = []
-    for number in widest:
-        row = runs[0].rows[number]
-        lines = [f"<strong>{escape(runs[0].class_name(row.label))}</strong>"]
-        lines += [f"{escape(run.name)}: {number_text(own[number])}" for run, own in zip(runs, radii, strict=True)]
-        cards.append(_item(row, pictures, lines))
-    return f'<h3>Radii that differ most (0: wrong)</h3>{remark}<ul class="gallery wide">{"".join(cards)}</ul>'
-
-
-def _card(run: Evidence, row: Row, pictures: Mapping[int, str]) -> str:
-    lines = [f"<strong>{escape(run.class_name(row.prediction))}</strong>"]
+def _known_of(run: Evidence, row: Row) -> list[str]:
+    """Return the predicted class, the true one if it is another, the radius, and the closest attack."""
+    lines = [run.class_name(row.prediction)]
     if not row.correct:
-        lines.append(f"is {escape(run.class_name(row.label))}")
+        lines.append(f"is {run.class_name(row.label)}")
     lines.append(f"r = {number_text(row.radius)}")
     if (attack := run.closest.get(row.index)) is not None:
-        lines.append(f"{escape(run.class_name(attack.found))} at {number_text(attack.l2)}")
-    return _item(row, pictures, lines)
+        lines.append(f"{run.class_name(attack.found)} at {number_text(attack.l2)}")
+    return lines
 
 
-def _item(row: Row, pictures: Mapping[int, str], lines: Sequence[str]) -> str:
+def _card(row: Row, pictures: Mapping[int, str], lines: Sequence[str]) -> str:
+    """Return an image, or its name where it is not at hand, and lines about it, of which the first stands out."""
     name, picture = escape(row.file or f"image {row.index}"), pictures.get(row.index)
     shown = f'<img src="{picture}" alt="{name}" title="{name}">' if picture else f"<i>{name}</i>"
-    return f"<li>{shown}{'<br>'.join(lines)}</li>"
+    first, *others = map(escape, lines)
+    return f"<li>{shown}{'<br>'.join([f'<strong>{first}</strong>', *others])}</li>"

@@ -13,18 +13,10 @@ from pathlib import Path
 from string import Template
 
 from bronet.recipe.schema import parse_budget
-from bronet.report.charts import curve_chart, margins_chart
 from bronet.report.evidence import Evidence
+from bronet.report.figures import curve_chart, margins_chart
 from bronet.report.gallery import gallery_html, widest_html
-from bronet.report.table import (
-    DISTRIBUTION,
-    difference_cells,
-    joined,
-    markdown_table,
-    quantity_cells,
-    setting_cells,
-    table_cells,
-)
+from bronet.report.table import DISTRIBUTION, difference_cells, joined, markdown_table, setting_cells, table_cells
 from bronet.wording import ABSENT, bound_text, number_text, percent
 
 IDEA = (
@@ -32,6 +24,7 @@ IDEA = (
     "by at most r times a known bound.</p><p>So an image that leads by a margin keeps its class in a ball around it: "
     "certified numbers count such proofs, and no attack can lower them.</p></section>"
 )
+LEAD = "How far the first class leads the second; to the left of the dotted line is the wrong class ahead."
 STEPS = "Each step is one image; dotted are the radii of the table."
 CAPTIONS = "Each image with its predicted class and the certified radius r, within which no change alters that class."
 CLOSEST = " Below it, the nearest image with another class that an attack found: the class, and how far away it is."
@@ -48,40 +41,34 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
         **{f"certified at ε\u00a0=\u00a0{eps}": percent(share) for eps, share in statistics.certified.items()},
         "median radius": number_text(statistics.radius.median),
     }
-    tiles = (f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for what, value in numbers.items())
+    tiles = (f"<div>{_tag('dt', what)}{_tag('dd', value)}</div>" for what, value in numbers.items())
     distribution = [
         ["correct images", *DISTRIBUTION],
         [f"{statistics.correct:,}", *(number_text(value) for value in statistics.radius)],
     ]
-    layers = [
-        [layer.name, layer.kind, bound_text(layer.lipschitz), f"{layer.rounding_gain:.1g}"]
-        for layer in certificate.layers
-    ]
-    layer_cells = [["layer", "kind", "Lipschitz bound", "rounding gain"], *layers]
-    if certificate.alignment is not None:
-        shares = (ABSENT if share is None else percent(share) for share in certificate.alignment.layers)
-        layer_cells = [[*line, share] for line, share in zip(layer_cells, ("alignment", *shares), strict=True)]
+    margins = margins_chart({"test images": run.rows, "training images": run.train_rows})
+    classes, bound = _class_cells(run), bound_text(certificate.lipschitz)
     facts = {**run.record, "weights (SHA-256)": certificate.weights_sha256}
     trained = facts.pop("command", None)
     # The quick start trains and certifies by one command.
-    commands = [str(trained)] if trained else []
-    commands += [certificate.command, _command([run])]
-    bound = f"All layers before the head together: at most {bound_text(certificate.lipschitz)}."
+    commands = dict.fromkeys([*([str(trained)] if trained else []), certificate.command, _command([run])])
     parts = [
         f'<dl class="tiles">{"".join(tiles)}</dl>',
         _curves([run]),
-        _heading("The radius of correctly classified images") + _table(distribution),
-        _heading("Images") + _note(CAPTIONS + (CLOSEST if run.closest else "")) + gallery_html(run, data_dir),
-        _margins(run),
-        _heading("By class") + _folded(f"{len(run.by_class())} classes", _table(_class_cells(run)), shown=10),
-        _heading("Under attack") + _table(_attack_cells(run)) if run.attacks else "",
-        _heading("What is proved") + _note(_proof(run)) + _paragraph(f"{bound} {_alignment(run)}"),
-        _folded(f"The bounds of {len(layers)} layers", _table(layer_cells)),
-        _heading("How to reproduce it"),
-        f"<pre>{escape(chr(10).join(dict.fromkeys(commands)))}</pre>",
+        _tag("h2", "The radius of correctly classified images") + _table(distribution),
+        _tag("h2", "Images") + _note(CAPTIONS + (CLOSEST if run.closest else "")) + gallery_html(run, data_dir),
+        _tag("h2", "Margins") + margins + _note(LEAD) if margins else "",
+        _tag("h2", "By class") + _folded(f"{len(classes) - 1} classes", _table(classes), shown=10),
+        _tag("h2", "Under attack") + _table(_attack_cells(run)) if run.attacks else "",
+        _tag("h2", "What is proved")
+        + _note(_proof(run))
+        + _tag("p", f"All layers before the head together: at most {bound}. {_alignment(run)}"),
+        _folded(f"The bounds of {len(certificate.layers)} layers", _table(_layer_cells(run))),
+        _tag("h2", "How to reproduce it"),
+        _tag("pre", "\n".join(commands)),
         _training(run),
         _facts({key: _plain(fact) for key, fact in facts.items()}),
-        _heading("Recipe") + _folded("Every setting of the run", f"<pre>{escape(run.recipe)}</pre>"),
+        _tag("h2", "Recipe") + _folded("Every setting of the run", _tag("pre", run.recipe)),
     ]
     return _page(run.name, f"Certified robustness on {certificate.data}, {run.images}", parts)
 
@@ -89,16 +76,18 @@ def build_page(run: Evidence, *, data_dir: Path | None) -> str:
 def build_comparison(runs: Sequence[Evidence], *, data_dir: Path | None) -> str:
     """Return the page of several runs: their curves, their table, and where they differ."""
     settings, differences = setting_cells(runs), difference_cells(runs)
-    parts = [_curves(runs), _heading("Results") + _table(quantity_cells(runs)), _heading("Where they differ")]
+    # A line for each quantity: runs are few, quantities are many.
+    parts = [_curves(runs), _tag("h2", "Results") + _table(list(zip(*table_cells(runs), strict=True)))]
+    parts.append(_tag("h2", "Where they differ"))
     if differences:
         parts += [_note("Share of the images that are proved correct by all runs, by one alone, and by none.")]
         parts += [_table(differences), widest_html(runs, data_dir)]
     else:
         parts += [_note("The runs were certified on different images, so single images are not compared.")]
     if len(settings) > 1:
-        parts += [_heading("Settings that differ"), _table(settings)]
-    parts += [_heading("How to reproduce it"), f"<pre>{escape(_command(runs))}</pre>"]
-    images = list(dict.fromkeys(f"{run.certificate.data}, {run.images}" for run in runs))
+        parts += [_tag("h2", "Settings that differ"), _table(settings)]
+    parts += [_tag("h2", "How to reproduce it"), _tag("pre", _command(runs))]
+    images = dict.fromkeys(f"{run.certificate.data}, {run.images}" for run in runs)
     return _page(", ".join(run.name for run in runs), f"Certified robustness on {'; '.join(images)}", parts)
 
 
@@ -114,12 +103,8 @@ def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     return template.substitute(title=escape(title), subtitle=escape(subtitle), body=body)
 
 
-def _heading(text: str) -> str:
-    return f"<h2>{escape(text)}</h2>"
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+def _tag(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
 
 
 def _note(text: str) -> str:
@@ -129,36 +114,31 @@ def _note(text: str) -> str:
 def _folded(title: str, content: str, *, shown: int = 0) -> str:
     """Return what a reader opens by a click; it is open from the start if it is short."""
     is_short = content.count("<tr>") <= shown + 1
-    return f"<details{' open' if is_short and shown else ''}><summary>{escape(title)}</summary>{content}</details>"
+    return f"<details{' open' if is_short and shown else ''}>{_tag('summary', title)}{content}</details>"
 
 
 def _table(cells: Cells) -> str:
-    header, *lines = (
-        "".join(f"<{tag}>{escape(cell).replace('ε =', GLUED)}</{tag}>" for cell in line)
-        for tag, line in zip(["th"] + ["td"] * (len(cells) - 1), cells, strict=True)
-    )
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    header, *lines = cells
+    body = "".join(_line(line, "td") for line in lines)
     return (
-        f'<div class="scroll"><table class="numbers"><thead><tr>{header}</tr></thead>'
+        f'<div class="scroll"><table class="numbers"><thead>{_line(header, "th")}</thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
+def _line(cells: Sequence[str], kind: str) -> str:
+    return f"<tr>{''.join(_tag(kind, cell).replace('ε =', GLUED) for cell in cells)}</tr>"
+
+
 def _facts(facts: dict[str, str]) -> str:
-    lines = (f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts.items())
+    lines = (f"<tr>{_tag('th', key)}{_tag('td', value)}</tr>" for key, value in facts.items())
     return f'<div class="scroll"><table class="facts">{"".join(lines)}</table></div>'
 
 
 def _curves(runs: Sequence[Evidence]) -> str:
-    chart = curve_chart([(run.name, run.rows) for run in runs], [parse_budget(eps) for run in runs for eps in run.eps])
+    chart = curve_chart({run.name: run.rows for run in runs}, [parse_budget(eps) for run in runs for eps in run.eps])
     of = f", of {runs[0].images}" if len(runs) == 1 else ""
     return chart + _note(f"Share that is classified correctly and proved to stay so within the radius{of}. {STEPS}")
-
-
-def _margins(run: Evidence) -> str:
-    chart = margins_chart([("test images", run.rows), ("training images", run.train_rows)])
-    words = "How far the first class leads the second; to the left of the dotted line is the wrong class ahead."
-    return _heading("Margins") + chart + _note(words) if chart else ""
 
 
 def _proof(run: Evidence) -> str:
@@ -188,10 +168,7 @@ def _alignment(run: Evidence) -> str:
 
 def _training(run: Evidence) -> str:
     """Return one sentence about training, from the last line of the log; nothing without a log."""
-    if not run.log:
-        return ""
-    last = ", ".join(f"{key} {_plain(value)}" for key, value in run.log[-1].items())
-    return _paragraph(f"{len(run.log)} epochs logged; the last one says: {last}.")
+    return _tag("p", f"{len(run.log)} epochs logged; the last one says: {_plain(run.log[-1])}.") if run.log else ""
 
 
 def _plain(value: object) -> str:
@@ -223,6 +200,17 @@ def markdown_summary(run: Evidence) -> str:
         parts.append("Under attack, of the images attacked:\n\n" + markdown_table(_attack_cells(run)))
     parts.append(f"Weights (SHA-256): `{run.certificate.weights_sha256}`\n")
     return "\n".join(part for part in parts if part)
+
+
+def _layer_cells(run: Evidence) -> list[list[str]]:
+    """Return the bound of every layer and, of certificates that say it, how much of the bound is used."""
+    layers = run.certificate.layers
+    table = [["layer", "kind", "Lipschitz bound", "rounding gain"]]
+    table += [[layer.name, layer.kind, bound_text(layer.lipschitz), f"{layer.rounding_gain:.1g}"] for layer in layers]
+    if (alignment := run.certificate.alignment) is None:
+        return table
+    shares = (ABSENT if share is None else percent(share) for share in alignment.layers)
+    return [[*line, share] for line, share in zip(table, ("alignment", *shares), strict=True)]
 
 
 def _class_cells(run: Evidence) -> list[list[str]]:

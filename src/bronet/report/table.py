@@ -1,24 +1,19 @@
-"""Tables of runs: for the terminal, as Markdown, JSON and CSV; and where runs differ, in images and in settings.
+"""Tables of runs: as cells, Markdown, JSON and CSV; and where runs differ, in images and in settings.
 
 Accuracies are percentages with one decimal; JSON and CSV keep every digit.
 An upper bound is never printed smaller than it is.
 """
 
-import csv
-import io
 import json
 import math
-from collections.abc import Sequence
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Sequence
 
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
 from bronet.recipe.text import flatten
-from bronet.records import as_plain
+from bronet.records import as_plain, csv_text
 from bronet.report.evidence import Evidence
 from bronet.run.folder import RunFolder
 from bronet.wording import ABSENT, bound_text, number_text, percent
@@ -30,17 +25,6 @@ CSV_HEADER = (
 )
 
 
-def terminal_table(runs: Sequence[Evidence]) -> Table:
-    """Return a table for a rich console."""
-    table = Table(title="Certified accuracy: a proof for every image that counts", title_justify="left")
-    header, *lines = table_cells(runs)
-    for number, heading in enumerate(header):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0)
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    return table
-
-
 def markdown_table(cells: Sequence[Sequence[str]]) -> str:
     """Return cells, the header first, as a GitHub-flavoured Markdown table."""
     header, *lines = ([cell.replace("|", "\\|") for cell in line] for line in cells)
@@ -50,15 +34,13 @@ def markdown_table(cells: Sequence[Sequence[str]]) -> str:
 
 def csv_table(runs: Sequence[Evidence]) -> str:
     """Return the numbers of the table with all their digits, one line per run and radius."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEADER)
+    lines: list[Iterable[object]] = [CSV_HEADER]
     for run in runs:
         statistics, certificate = run.statistics, run.certificate
         for eps, accuracy in statistics.certified.items():
             numbers = map(repr, (accuracy, *statistics.radius, certificate.lipschitz))
-            writer.writerow([run.name, statistics.images, repr(statistics.clean_accuracy), eps, *numbers])
-    return text.getvalue()
+            lines.append([run.name, statistics.images, repr(statistics.clean_accuracy), eps, *numbers])
+    return csv_text(lines)
 
 
 def json_summary(run: Evidence) -> str:
@@ -115,11 +97,6 @@ def table_cells(runs: Sequence[Evidence]) -> list[list[str]]:
     return table
 
 
-def quantity_cells(runs: Sequence[Evidence]) -> list[list[str]]:
-    """Return the same table with a line for each quantity, for runs that are few beside quantities that are many."""
-    return [list(line) for line in zip(*table_cells(runs), strict=True)]
-
-
 def finite_or_none(value: float) -> float | None:
     """Return a number as JSON can hold it."""
     return value if math.isfinite(value) else None
@@ -130,15 +107,13 @@ def joined(values: Sequence[float], sign: str = "") -> str:
     return " / ".join(f"{value:{sign}z.1f}" for value in values)
 
 
-def same_images(runs: Sequence[Evidence]) -> bool:
-    """Whether all runs were certified on the same images in the same order."""
-    first, *others = [(run.certificate.images_sha256, [row.index for row in run.rows]) for run in runs]
-    return all(other == first for other in others)
-
-
 def difference_cells(runs: Sequence[Evidence]) -> list[list[str]]:
-    """Return which share of the images is proved by all runs, by one alone and by none; nothing if images differ."""
-    if not same_images(runs):
+    """Return which share of the images is proved by all runs, by one alone and by none.
+
+    Nothing unless all were certified on the same images in the same order.
+    """
+    first, *others = [(run.certificate.images_sha256, [row.index for row in run.rows]) for run in runs]
+    if any(other != first for other in others):
         return []
     table = [["proved by", *(f"ε = {eps}" for eps in runs[0].eps)]]
     counts: dict[str, list[str]] = {"all runs": [], **{f"{run.name} alone": [] for run in runs}, "none": []}

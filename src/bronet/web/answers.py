@@ -17,12 +17,14 @@ from bronet.files import Json
 from bronet.layers import frozen
 from bronet.records import as_plain
 from bronet.report.figures import Curve, certified_curve, step_curve
+from bronet.report.gallery import WHITE
 from bronet.report.table import finite_or_none
 from bronet.run.certificate import recorded
-from bronet.web.picture import WHITE, noise_picture, picture, read_upload, sheet
+from bronet.web.picture import noise_picture, picture, read_upload, sheet
 from bronet.web.served import Card, Comparison, Served
 from bronet.wording import bound_text
 
+OneImage = Float[Tensor, "1 c h w"]
 STEPS = 40
 """Steps of one restart of the attack."""
 MAX_RESTARTS = 5
@@ -31,21 +33,15 @@ CURVE_DIGITS = 6
 
 def card_answer(card: Card) -> Json:
     """Return name, data set and curve of a run: corners of a step function, as (radius, accuracy)."""
-    certified, published = card.evidence, card.published
-    answer: Json = {
-        "name": card.name,
-        "recipe": card.recipe.name,
-        "data": card.recipe.data.name,
-        "images": "",
-        "remark": card.remark,
-        "curve": [],
-    }
+    certified, published, folder = card.evidence, card.published, card.folder
+    images, remark, curve = "", card.remark, list[list[float]]()
     if certified is not None:
-        return answer | {"images": certified.images, "curve": _corners(certified_curve(certified.rows))}
-    if published is not None:
-        images = f"all {len(published):,} test images, as published"
-        return answer | {"images": images, "curve": _corners(step_curve(published, len(published))), "remark": ""}
-    return answer
+        images, curve = certified.images, _corners(certified_curve(certified.rows))
+    elif published is not None:
+        images, remark = f"all {len(published):,} test images, as published", ""
+        curve = _corners(step_curve(published, len(published)))
+    facts = {"name": card.name, "recipe": folder.recipe.name, "data": folder.recipe.data.name}
+    return {**facts, "images": images, "remark": remark, "curve": curve}
 
 
 def network_answer(served: Served) -> Json:
@@ -60,7 +56,7 @@ def network_answer(served: Served) -> Json:
         "layers": [{**as_plain(layer), "bound": bound_text(layer.lipschitz)} for layer in served.bounds],
         "remark": served.remark,
         "labels": [] if samples is None else samples.labels.tolist(),
-        "sheet": None if samples is None else sheet(samples.images.cpu(), scale=samples.scale),
+        "sheet": None if samples is None else sheet(samples.images, scale=samples.scale),
         "comparison": None if served.comparison is None else _comparison(served.model, served.comparison),
     }
 
@@ -82,7 +78,7 @@ def _opponent(network: nn.Module, accuracy: float, curve: Curve) -> Json:
     return {"accuracy": accuracy, "parameters": parameters, "curve": _corners(curve)}
 
 
-def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
+def sample_pixels(served: Served, number: int) -> OneImage:
     """Return a sample image in float64."""
     samples = served.samples
     if samples is None or not 0 <= number < len(samples):
@@ -90,13 +86,13 @@ def sample_pixels(served: Served, number: int) -> Float[Tensor, "1 c h w"]:
     return samples.pixels(torch.tensor([number]), dtype=torch.float64)
 
 
-def uploaded_pixels(served: Served, content: bytes) -> Float[Tensor, "1 c h w"]:
+def uploaded_pixels(served: Served, content: bytes) -> OneImage:
     """Return an image that was sent, of the model's size, in float64."""
     stored = read_upload(content, served.network.image_shape)
     return (stored.to(torch.float64) / WHITE)[None].to(served.network.device)
 
 
-def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
+def proof_answer(served: Served, image: OneImage) -> Json:
     """Return prediction, radius, and margin and proved distance to every other class, the nearest first."""
     proved = served.network.certify(image)
     logits = served.network.logits(image)[0].tolist()
@@ -117,7 +113,7 @@ def proof_answer(served: Served, image: Float[Tensor, "1 c h w"]) -> Json:
     }
 
 
-def drawn_answer(served: Served, image: Float[Tensor, "1 c h w"], change: Float[Tensor, "r s"], eps: float) -> Json:
+def drawn_answer(served: Served, image: OneImage, change: Float[Tensor, "r s"], eps: float) -> Json:
     """Return what the network says where a drawn change of length eps leads, cut to pixels in [0, 1].
 
     The change is drawn in cells, the same for every channel. Its length may be less than eps after the cut.
@@ -146,7 +142,7 @@ class Effort(NamedTuple):
     progress: Progress
 
 
-def attack_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
+def attack_answer(served: Served, image: OneImage, effort: Effort) -> Json:
     """Return the strongest point that an attack found within eps: its class, its distance, and pictures of it."""
     proved = served.network.certify(image)
     radius, logits = float(proved.radius), served.network.logits
@@ -154,7 +150,7 @@ def attack_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effor
         return _attacked(served.model, logits, image, proved.prediction, radius=radius, effort=effort)
 
 
-def comparison_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: Effort) -> Json:
+def comparison_answer(served: Served, image: OneImage, effort: Effort) -> Json:
     """Return what the same attack found of the ordinary network and of the certified one."""
     if served.comparison is None:
         raise BronetError("this network has no ordinary one beside it; those of the digits have")
@@ -169,13 +165,7 @@ def comparison_answer(served: Served, image: Float[Tensor, "1 c h w"], effort: E
 
 
 def _attacked(
-    model: nn.Module,
-    logits: Logits,
-    image: Float[Tensor, "1 c h w"],
-    label: Int[Tensor, " 1"],
-    *,
-    radius: float,
-    effort: Effort,
+    model: nn.Module, logits: Logits, image: OneImage, label: Int[Tensor, " 1"], *, radius: float, effort: Effort
 ) -> Json:
     eps, restarts, progress = effort
     found = attack_image(

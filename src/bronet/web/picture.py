@@ -1,6 +1,6 @@
 """Pictures in and out: from bytes that a stranger sent to an image of the model's size, and from tensors to PNG.
 
-In: `bronet.web.guard` has limited the bytes; the pixels are counted before they are decoded, nothing is written to the
+In: `bronet.web.server` has limited the bytes; the pixels are counted before they are decoded, nothing is written to the
 disk. The picture is turned as its camera says, laid on white where it is transparent, resized to cover the model's size
 and cropped at the centre. Of an animation the first frame counts.
 
@@ -20,9 +20,8 @@ from torch import Tensor
 from bronet.data.decode import FAILURES, FORMATS, eight_bits
 from bronet.errors import BronetError
 from bronet.files import Json
-from bronet.report.gallery import png_address
+from bronet.report.gallery import drawn, png_address
 
-WHITE = 255
 MAX_PIXELS = 40_000_000
 MAX_TILE = 64
 """Pixels of a thumbnail's side at most: larger images are shrunk for the sheet."""
@@ -79,7 +78,7 @@ def _flattened(image: Image.Image, mode: str) -> Image.Image:
 
 def picture(image: Float[Tensor, "c h w"]) -> str:
     """Return pixels in [0, 1] as the data address of a PNG."""
-    return png_address(_drawn((image * WHITE).round().clamp(0, WHITE).to(torch.uint8)))
+    return png_address(drawn(image))
 
 
 def noise_picture(noise: Float[Tensor, "c h w"]) -> tuple[str, float]:
@@ -91,18 +90,12 @@ def noise_picture(noise: Float[Tensor, "c h w"]) -> tuple[str, float]:
 
 def sheet(images: UInt8[Tensor, "n c h w"], *, scale: int) -> Json:
     """Return thumbnails of all images, whose stored values lie in 0 .. scale, row by row in one picture."""
-    tiles = [_drawn((image.to(torch.float64) * (WHITE / scale)).round().to(torch.uint8)) for image in images]
-    height, width = images.shape[2:]
-    shrink = min(1.0, MAX_TILE / max(height, width))
-    size = (max(1, round(width * shrink)), max(1, round(height * shrink)))
+    tiles = [drawn(image, scale) for image in images]
+    shrink = min(1.0, MAX_TILE / max(tiles[0].size))
+    width, height = (max(1, round(side * shrink)) for side in tiles[0].size)
     rows = -(-len(tiles) // SHEET_COLUMNS)
-    whole = Image.new(tiles[0].mode, (SHEET_COLUMNS * size[0], rows * size[1]))
+    whole = Image.new(tiles[0].mode, (SHEET_COLUMNS * width, rows * height))
     for number, tile in enumerate(tiles):
-        small = tile if tile.size == size else tile.resize(size, Image.Resampling.BOX)
-        whole.paste(small, (number % SHEET_COLUMNS * size[0], number // SHEET_COLUMNS * size[1]))
+        row, column = divmod(number, SHEET_COLUMNS)
+        whole.paste(tile.resize((width, height), Image.Resampling.BOX), (column * width, row * height))
     return {"picture": png_address(whole), "columns": SHEET_COLUMNS, "rows": rows}
-
-
-def _drawn(image: UInt8[Tensor, "c h w"]) -> Image.Image:
-    planes = np.ascontiguousarray(image.cpu().numpy().transpose(1, 2, 0))
-    return Image.fromarray(planes[:, :, 0] if planes.shape[2] == 1 else planes)

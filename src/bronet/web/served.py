@@ -3,7 +3,6 @@
 A folder is read at the start; its network is loaded and proved when it is first asked for.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,15 +19,14 @@ from bronet.data import ImageSet, load_images
 from bronet.data.load import SAMPLED
 from bronet.errors import BronetError
 from bronet.graph.network import ProvedNetwork, prove
-from bronet.recipe import Recipe
 from bronet.recipe.schema import DataRecipe
 from bronet.report.evidence import Evidence, read_evidence
+from bronet.report.gallery import DRAWABLE_CHANNELS
 from bronet.run.certificate import LayerBound, Row, network_hashes
 from bronet.run.folder import RunFolder, open_run
 from bronet.run.weights import load_model
 
 DEFAULT_RUN = Path("runs/quickstart")
-DRAWABLE_CHANNELS = (1, 3)
 WEIGHTS = "ordinary-digits.safetensors"
 FOUND = "found"
 PUBLISHED = "published-radii.npz"
@@ -38,7 +36,7 @@ ORDINARY_DATA = "digits"
 ORDINARY_SHAPE = (1, 8, 8)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Card:
     """What is known of a run without its network: `evidence` is None where `remark` says why.
 
@@ -47,15 +45,9 @@ class Card:
 
     name: str
     folder: RunFolder
-    recipe: Recipe
     evidence: Evidence | None
     remark: str
     published: Float[np.ndarray, " images"] | None
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes; empty where nothing is certified."""
-        return self.evidence.certificate.classes if self.evidence else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,21 +93,15 @@ def read_cards(runs: Sequence[RunFolder | Path | str]) -> list[Card]:
         )
     folders = [open_run(run) for run in runs or [DEFAULT_RUN]]
     names = [folder.path.resolve().name for folder in folders]
-    repeated = {name for name, count in Counter(names).items() if count > 1}
-    return [
-        _read_card(str(folder.path) if name in repeated else name, folder)
-        for name, folder in zip(names, folders, strict=True)
-    ]
-
-
-def _read_card(name: str, folder: RunFolder) -> Card:
-    recipe, network = folder.recipe, network_hashes(folder)
-    channels = recipe.data.spec().channels
-    if channels not in DRAWABLE_CHANNELS:
-        raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
-    evidence, remark = _evidence(folder, network)
-    published = published_radii(network["weights_sha256"])
-    return Card(name=name, folder=folder, recipe=recipe, evidence=evidence, remark=remark, published=published)
+    cards = []
+    for name, folder in zip(names, folders, strict=True):
+        network, channels = network_hashes(folder), folder.recipe.data.spec().channels
+        if channels not in DRAWABLE_CHANNELS:
+            raise BronetError(f"images must have 1 or 3 channels to be drawn, got {channels} in {folder.path}")
+        evidence, remark = _evidence(folder, network)
+        shown = name if names.count(name) == 1 else str(folder.path)
+        cards.append(Card(shown, folder, evidence, remark, published_radii(network["weights_sha256"])))
+    return cards
 
 
 def published_radii(weights_sha256: str) -> Float[np.ndarray, " images"] | None:
@@ -136,24 +122,6 @@ def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | No
     if not evidence.certificate.network.items() <= network.items():
         return None, f"its certificate is of other weights or of another recipe: {advice}"
     return evidence, ""
-
-
-def open_served(card: Card, *, samples: int, device: str, data_dir: Path | None) -> Served:
-    """Load and prove the network of a card, and fetch sample images of its test split where the data set is at hand."""
-    data = card.recipe.data
-    model = load_model(card.folder, device=device).requires_grad_(False)
-    network = prove(model, data.spec().shape)
-    images, remark = _sample_images(data, samples, data_dir, card.classes)
-    numbered = tuple(f"class {number}" for number in range(data.spec().classes))
-    return Served(
-        model=model,
-        network=network,
-        bounds=layer_bounds(network, model),
-        classes=images.classes if images else card.classes or numbered,
-        samples=images.to(device) if images else None,
-        remark=remark,
-        comparison=compare(model, network, data) if data.name == ORDINARY_DATA else None,
-    )
 
 
 def compare(model: nn.Module, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
@@ -207,14 +175,29 @@ class Gallery:
 
     def __init__(self, cards: Sequence[Card], *, samples: int, device: str, data_dir: Path | None) -> None:
         self.cards = tuple(cards)
-        self.device = torch.device(device)
-        self._samples, self._data_dir = samples, data_dir
+        self._samples, self._device, self._data_dir = samples, device, data_dir
         self._opened: dict[int, Served] = {}
 
     def open(self, number: int) -> Served:
         """Return the network of a run, kept from then on."""
         if number not in self._opened:
-            self._opened[number] = open_served(
-                self.cards[number], samples=self._samples, device=str(self.device), data_dir=self._data_dir
-            )
+            self._opened[number] = self._load(self.cards[number])
         return self._opened[number]
+
+    def _load(self, card: Card) -> Served:
+        """Load and prove a network, and fetch sample images of its test split where the data set is at hand."""
+        data = card.folder.recipe.data
+        model = load_model(card.folder, device=self._device).requires_grad_(False)
+        network = prove(model, data.spec().shape)
+        names = card.evidence.certificate.classes if card.evidence else ()
+        images, remark = _sample_images(data, self._samples, self._data_dir, names)
+        numbered = tuple(f"class {number}" for number in range(data.spec().classes))
+        return Served(
+            model=model,
+            network=network,
+            bounds=layer_bounds(network, model),
+            classes=images.classes if images else names or numbered,
+            samples=images.to(self._device) if images else None,
+            remark=remark,
+            comparison=compare(model, network, data) if data.name == ORDINARY_DATA else None,
+        )
