@@ -23,9 +23,8 @@ from bronet.layers.base import (
     to_autocast,
     without_autocast,
 )
-from bronet.layers.convolution import Convolution, Options, PaddingMode
+from bronet.layers.convolution import Convolution, Options, PaddingMode, residual_of, start_near_identity, with_residual
 from bronet.layers.execution import Derivation, PreparedLayer
-from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,

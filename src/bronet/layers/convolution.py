@@ -4,6 +4,7 @@ A kind of convolution says how an image becomes another one and what is proved o
 question of the image's size are answered here. `layers.registry` names the kinds.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from functools import partial, wraps
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.layers.base import (
@@ -27,6 +28,7 @@ from bronet.layers.base import (
 )
 from bronet.layers.compose import Groups
 from bronet.layers.shape import dilated, require_multiples, unshuffle
+from bronet.ortho.products import memoized
 from bronet.proof.proved_map import ProvedMap, up
 
 PaddingMode = Literal["zeros", "circular"]
@@ -280,3 +282,50 @@ def _of_the_parts(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self, *args) if self.parts is None else getattr(self.parts, method.__name__)(*args)
 
     return wrapped
+
+
+class IdentityResidual(nn.Module):
+    """Kernels (m, n, k, k) and matrices (m, n) near the identity: V = I + alpha / sqrt(L) weight (App. B.2).
+
+    I has ones at the centre tap of channel pairs i, i; alpha is one learned number per output channel that starts at
+    one, as in the published networks (the text says a scalar); L, the `residual_depth`, counts the layers of the block.
+    """
+
+    def __init__(self, weight: Tensor, depth: int) -> None:
+        super().__init__()
+        require_counts(residual_depth=depth)
+        self.depth = depth
+        self.alpha = nn.Parameter(weight.new_ones(weight.shape[0]))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
+        return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
+
+
+def residual_of(weight: Tensor, depth: int | None) -> IdentityResidual | None:
+    """Return the residual of a layer with this parameter and `residual_depth`; None where it has none."""
+    return None if depth is None else IdentityResidual(weight, depth)
+
+
+def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:
+    """Return the kernel that a parameter stands for."""
+    return weight if residual is None else residual(weight)
+
+
+def start_near_identity(weight: nn.Parameter, residual: IdentityResidual | None) -> None:
+    """Start a kernel at the identity, or near it with the residual."""
+    if residual is None:
+        nn.init.dirac_(weight)
+    else:
+        nn.init.normal_(weight, std=1 / weight[:, 0].numel())
+        nn.init.ones_(residual.alpha)
+
+
+@memoized(32)
+def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
+
+    It is made on the CPU: a copy to a GPU has arrived when it returns, so any stream may use what another asked for.
+    """
+    is_matrix = len(shape) == 2
+    return (torch.eye(*shape, dtype=dtype) if is_matrix else nn.init.dirac_(torch.empty(shape, dtype=dtype))).to(device)

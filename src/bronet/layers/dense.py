@@ -30,8 +30,8 @@ from bronet.layers.base import (
     to_autocast,
     without_autocast,
 )
+from bronet.layers.convolution import residual_of, with_residual
 from bronet.layers.execution import Derivation, PreparedLayer
-from bronet.layers.identity_residual import residual_of, with_residual
 from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect

@@ -15,8 +15,7 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
-from bronet.layers.convolution import Convolution, Options, PaddingMode
-from bronet.layers.identity_residual import residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import Convolution, Options, PaddingMode, residual_of, start_near_identity, with_residual
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.spectral import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm

@@ -17,8 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.layers.base import like_input
-from bronet.layers.convolution import Convolution, Options
-from bronet.layers.identity_residual import IdentityResidual, residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import (
+    Convolution,
+    IdentityResidual,
+    Options,
+    residual_of,
+    start_near_identity,
+    with_residual,
+)
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
