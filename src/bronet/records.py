@@ -10,8 +10,8 @@ import dataclasses
 import io
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,37 +21,29 @@ from bronet.errors import BronetError
 from bronet.files import replace_text
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a value stands and what to do if it is wrong: the words of an error.
-
-    `kind` is what the whole record is called; the other words may be empty.
-    """
-
-    kind: str = "record"
-    file: str = ""
-    key: str = ""
-    advice: str = ""
-
-    def at(self, key: str) -> "Place":
-        """Return the place of one of this record's keys."""
-        return dataclasses.replace(self, key=f"{self.key}.{key}" if self.key else key)
-
-    def entry(self, index: int) -> "Place":
-        """Return the place of one entry of this list."""
-        return dataclasses.replace(self, key=f"{self.key}[{index}]")
-
-    def error(self, text: str, *, advice: str = "") -> BronetError:
-        """Return the error that says what is wrong here."""
-        file = f"{self.file}: " if self.file else ""
-        advice = self.advice or advice
-        return BronetError(f"{file}{text}{f'; {advice}' if advice else ''}")
-
-    def wrong(self, wanted: str, value: object, *, advice: str = "") -> BronetError:
-        """Return the error of a value that is not what it must be."""
-        return self.error(f"{self.key} must be {wanted}, got {reprlib.repr(value)}", advice=advice)
+KINDS: dict[type, tuple[type | UnionType, str]] = {
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+    tuple: (list, "a list such as [a, b]"),
+    dict: (dict, "a table of settings"),  # of which nothing is known
+}
+"""What a value of JSON or YAML must be, in words too."""
+CELLS: dict[type | UnionType, tuple[str, Callable[[str], object]]] = {
+    int: ("a whole number", int),
+    float: ("a number", float),
+    int | None: ("a whole number or nothing", lambda cell: int(cell) if cell else None),
+    float | None: ("a number or nothing", lambda cell: float(cell) if cell else None),
+    bool: ("0 or 1", {"0": False, "1": True}.__getitem__),
+    str: ("text", str),
+}
+"""How a cell is read: what it must be, and its parser."""
+TEXTS: dict[type, Callable[[Any], str]] = {
+    float: lambda number: repr(float(number)),
+    bool: lambda truth: str(int(truth)),
+}
+"""How a cell is written, other than by `str`."""
 
 
 def require_range(name: str, value: float, least: float, most: float = math.inf) -> None:
@@ -72,28 +64,81 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]
 
 
-def read_record(kind: type[T], value: object, place: Place) -> T:
+def read_record(kind: type[T], value: object, what: str, *, file: Path | None = None, advice: str = "") -> T:
     """Return the dataclass `kind` read from a mapping; every key must be one of its fields.
 
-    Values of fields with a default may be missing. The class itself then checks ranges.
+    Values of fields with a default may be missing. The class itself then checks ranges. Messages call the whole record
+    `what`, name the `file` that it was read from, and end with the `advice`.
     """
+    with _told_with(f"{file}: " if file else "", advice):
+        return _read(kind, value, what, "")
+
+
+@contextmanager
+def _told_with(where: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except BronetError as error:
+        raise BronetError(f"{where}{error}{f'; {advice}' if advice else ''}") from None
+
+
+def _read(kind: type[T], value: object, what: str, path: str) -> T:
+    """Return a record whose keys have the dotted `path` before their names."""
     if not isinstance(value, Mapping):
-        raise place.error(f"{place.key or f'a {place.kind}'} must be a table of settings, got {reprlib.repr(value)}")
+        whole = path.rstrip(".") or f"a {what}"
+        raise BronetError(f"{whole} must be a table of settings, got {reprlib.repr(value)}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
-            meant = place.at(nearest(str(key), fields)).key
-            raise dataclasses.replace(place, advice="").error(
-                f"unknown {place.kind} key {place.at(str(key)).key}; did you mean {meant}?"
-            )
+            meant = f"{path}{nearest(str(key), fields)}"
+            raise BronetError(f"unknown {what} key {path}{key}; did you mean {meant}?")
     hints = get_type_hints(kind)
     arguments: dict[str, object] = {}
     for name, field in fields.items():
         if name in value:
-            arguments[name] = _read_value(hints[name], value[name], place.at(name))
+            arguments[name] = _read_value(hints[name], value[name], what, f"{path}{name}")
         elif field.default is dataclasses.MISSING:
-            raise place.error(f"{place.kind} key {place.at(name).key} is missing", advice="give it a value")
-    return _made(kind, arguments, place)
+            raise BronetError(f"{what} key {path}{name} is missing")
+    return kind(**arguments)
+
+
+def _read_value(hint: Any, value: Any, what: str, key: str) -> object:
+    """Return `value` as the annotation `hint` wants it, or refuse it with its dotted key."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if NoneType in inner:
+        (kind,) = (member for member in inner if member is not NoneType)
+        return None if value is None else _read_value(kind, value, what, key)
+    if origin in (Union, UnionType):
+        hint = _of_family(inner, value, key)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _read(hint, value, what, f"{key}.")
+    accepted, wanted = (str, f"one of {', '.join(inner)}") if origin is Literal else KINDS[origin or hint]
+    fits = value in inner if origin is Literal else hint is bool or not isinstance(value, bool)
+    fits = fits and isinstance(value, accepted)
+    if not fits:
+        raise _wrong(key, wanted, value, "; put quotes around it" if hint is str else "")
+    if origin is tuple:
+        return tuple(_read_value(inner[0], entry, what, f"{key}[{index}]") for index, entry in enumerate(value))
+    try:
+        return float(value) if hint is float else value
+    except OverflowError:
+        raise _wrong(key, "a number that fits a float", value) from None
+
+
+def _of_family(members: tuple[Any, ...], value: object, key: str) -> Any:
+    """Return the one of several records that a value names by its key `family`."""
+    if not isinstance(value, Mapping):
+        raise _wrong(key, "a table of settings", value)
+    families = {str(dataclasses.fields(member)[0].default): member for member in members}
+    family = value.get("family")
+    if not isinstance(family, str) or family not in families:
+        raise _wrong(f"{key}.family", f"one of {', '.join(families)}", family)
+    return families[family]
+
+
+def _wrong(key: str, wanted: str, value: object, remedy: str = "") -> BronetError:
+    """Return the error of a value that is not what it must be."""
+    return BronetError(f"{key} must be {wanted}, got {reprlib.repr(value)}{remedy}")
 
 
 def as_plain(record: Any, *, sparse: bool = False) -> dict[str, Any]:
@@ -126,22 +171,22 @@ def read_rows(kind: type[T], path: Path, *, advice: str, unique: str = "") -> li
     if not lines or lines[0] not in (needed, list(hints)):
         found = ",".join(lines[0]) if lines else "an empty file"
         raise BronetError(f"{path}, line 1: header must be {','.join(needed)}, got {found}; {advice}")
-    columns = [(name, CELLS[hints[name]]) for name in lines[0]]
+    columns = [(name, *CELLS[hints[name]]) for name in lines[0]]
     rows, seen = list[T](), set[object]()
     for number, cells in enumerate(lines[1:], start=2):
-        place = Place(file=f"{path}, line {number}", advice=advice)
-        if len(cells) != len(columns):
-            raise place.error(f"must have {len(columns)} values, got {len(cells)}")
-        arguments: dict[str, object] = {}
-        for (name, (wanted, parse)), cell in zip(columns, cells, strict=True):
-            try:
-                arguments[name] = parse(cell)
-            except (ValueError, KeyError):
-                raise place.at(name).wrong(wanted, cell) from None
-        if unique and arguments[unique] in seen:
-            raise place.error(f"{unique} must be unique, got {arguments[unique]} again")
-        seen.add(arguments.get(unique))
-        rows.append(_made(kind, arguments, place))
+        with _told_with(f"{path}, line {number}: ", advice):
+            if len(cells) != len(columns):
+                raise BronetError(f"must have {len(columns)} values, got {len(cells)}")
+            arguments: dict[str, object] = {}
+            for (name, wanted, parse), cell in zip(columns, cells, strict=True):
+                try:
+                    arguments[name] = parse(cell)
+                except (ValueError, KeyError):
+                    raise _wrong(name, wanted, cell) from None
+            if unique and arguments[unique] in seen:
+                raise BronetError(f"{unique} must be unique, got {arguments[unique]} again")
+            seen.add(arguments.get(unique))
+            rows.append(kind(**arguments))
     return rows
 
 
@@ -188,76 +233,3 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def _made(kind: type[T], arguments: Mapping[str, object], place: Place) -> T:
-    """Return the record, or the error of its own checks with the file before it."""
-    try:
-        return kind(**arguments)
-    except BronetError as error:
-        raise (place.error(str(error)) if place.file else error) from None
-
-
-def _read_value(hint: Any, value: object, place: Place) -> object:
-    """Return `value` as the annotation `hint` wants it, or refuse it with its dotted key."""
-    origin = get_origin(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return read_record(hint, value, place)
-    if origin is Literal:
-        if not isinstance(value, str) or value not in get_args(hint):
-            raise place.wrong(f"one of {', '.join(get_args(hint))}", value)
-        return value
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise place.wrong("a list such as [a, b]", value)
-        return tuple(_read_value(get_args(hint)[0], entry, place.entry(index)) for index, entry in enumerate(value))
-    if origin is dict:  # of which nothing is known
-        if not isinstance(value, dict):
-            raise place.wrong("a table of settings", value)
-        return value
-    if origin in (Union, UnionType):
-        return _read_union(get_args(hint), value, place)
-    accepted, wanted, advice = SCALARS[hint]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise place.wrong(wanted, value, advice=advice)
-    try:
-        return hint(value)
-    except OverflowError:
-        raise place.wrong("a number that fits a float", value) from None
-
-
-def _read_union(members: tuple[Any, ...], value: object, place: Place) -> object:
-    """An optional value, or records told apart by their key `family`."""
-    if NoneType in members:
-        (kind,) = (member for member in members if member is not NoneType)
-        return None if value is None else _read_value(kind, value, place)
-    families = {str(dataclasses.fields(member)[0].default): member for member in members}
-    if not isinstance(value, Mapping):
-        raise place.wrong("a table of settings", value)
-    family = value.get("family")
-    if not isinstance(family, str) or family not in families:
-        raise place.at("family").wrong(f"one of {', '.join(families)}", family)
-    return read_record(families[family], value, place)
-
-
-SCALARS: dict[type, tuple[type | UnionType, str, str]] = {
-    int: (int, "a whole number", ""),
-    float: (int | float, "a number", ""),
-    bool: (bool, "true or false", ""),
-    str: (str, "text", "put quotes around it"),
-}
-"""What a value of JSON or YAML must be, in words too, and advice."""
-CELLS: dict[type | UnionType, tuple[str, Callable[[str], object]]] = {
-    int: ("a whole number", int),
-    float: ("a number", float),
-    int | None: ("a whole number or nothing", lambda cell: int(cell) if cell else None),
-    float | None: ("a number or nothing", lambda cell: float(cell) if cell else None),
-    bool: ("0 or 1", {"0": False, "1": True}.__getitem__),
-    str: ("text", str),
-}
-"""How a cell is read: what it must be, and its parser."""
-TEXTS: dict[type, Callable[[Any], str]] = {
-    float: lambda number: repr(float(number)),
-    bool: lambda truth: str(int(truth)),
-}
-"""How a cell is written, other than by `str`."""

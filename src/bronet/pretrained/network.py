@@ -19,7 +19,7 @@ from bronet.models import Network
 from bronet.pretrained.places import CONFIG, named_folder
 from bronet.recipe.schema import DatasetSpec, Recipe
 from bronet.recipe.text import differing_keys
-from bronet.records import Place, as_plain, read_record
+from bronet.records import as_plain, read_record
 from bronet.run.certificate import file_hash
 from bronet.run.folder import RunFolder
 from bronet.run.weights import stored_recipe, trained_model
@@ -75,7 +75,7 @@ def read_config(path: Path) -> PretrainedConfig:
     if format != FORMAT or version != VERSION:
         found = f"{format!r} version {version!r}"
         raise BronetError(f"{path} must be of the format {FORMAT!r} version {VERSION}, got {found[:80]}")
-    return read_record(PretrainedConfig, content, Place("configuration", str(path), advice="save the network again"))
+    return read_record(PretrainedConfig, content, "configuration", file=path, advice="save the network again")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from bronet.data.archive import check_digest, download_file
 from bronet.errors import BronetError
 from bronet.files import read_object
-from bronet.records import Place, read_record
+from bronet.records import read_record
 
 HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
@@ -88,7 +88,7 @@ def published_networks() -> tuple[PublishedNetwork, ...]:
 def read_manifest(path: Path) -> Manifest:
     """Return the content of a manifest; empty if there is no such file."""
     content = read_object(path) if path.exists() else {"networks": []}
-    return read_record(Manifest, content, Place("manifest", str(path)))
+    return read_record(Manifest, content, "manifest", file=path)
 
 
 def packaged_names() -> tuple[str, ...]:

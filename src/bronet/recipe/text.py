@@ -16,11 +16,9 @@ import yaml
 from bronet.errors import BronetError
 from bronet.recipe.architecture import NAMED
 from bronet.recipe.schema import Recipe
-from bronet.records import Place, as_plain, nearest, read_record
+from bronet.records import as_plain, nearest, read_record
 
 LONGEST_TEXT = 65_536  # characters; a recipe has about 1,500
-PLACE = Place("recipe")
-"""How messages refer to the settings of a recipe."""
 
 Plain = dict[str, Any]
 
@@ -73,7 +71,7 @@ def from_text(text: str) -> Recipe:
     plain = _parse(text, "a recipe")
     if isinstance(plain, dict) and isinstance(plain.get("model"), str):
         plain["model"] = _named_architecture(plain["model"])
-    return read_record(Recipe, plain, PLACE)
+    return read_record(Recipe, plain, "recipe")
 
 
 def read_recipe(path: Path, *, advice: str) -> Recipe:
@@ -94,7 +92,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
         if not equals:
             raise BronetError(f"a setting must be written key=value, such as optim.lr=2e-3, got {assignment!r}")
         _assign(plain, key.strip(), text.strip())
-    return read_record(Recipe, plain, PLACE)
+    return read_record(Recipe, plain, "recipe")
 
 
 def differing_keys(left: Recipe, right: Recipe) -> list[str]:

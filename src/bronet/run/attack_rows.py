@@ -13,7 +13,7 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_object, write_object
 from bronet.radius import implied_radius
 from bronet.recipe.schema import check_seed, parse_budget
-from bronet.records import Place, as_plain, read_record, read_rows, require_at_least, require_range
+from bronet.records import as_plain, read_record, read_rows, require_at_least, require_range
 from bronet.run.folder import AttackFiles
 
 AttackName = Literal["autoattack", "pgd"]
@@ -147,7 +147,7 @@ def read_attack(path: Path) -> AttackFacts | None:
     """Return the facts of an attack; None if there is no such file."""
     if not path.exists():
         return None
-    return read_record(AttackFacts, read_object(path, advice=ADVICE), Place("attack", str(path), advice=ADVICE))
+    return read_record(AttackFacts, read_object(path, advice=ADVICE), "attack", file=path, advice=ADVICE)
 
 
 def write_attack(path: Path, facts: AttackFacts) -> None:

@@ -19,7 +19,7 @@ from bronet.errors import BronetError
 from bronet.files import Json, read_sealed, sealed
 from bronet.radius import certified_at
 from bronet.recipe.schema import parse_budget
-from bronet.records import Place, as_plain, csv_text, read_csv, read_record, read_rows, require_at_least, require_range
+from bronet.records import as_plain, csv_text, read_csv, read_record, read_rows, require_at_least, require_range
 from bronet.run.folder import RunFolder
 
 RECORDED_SHARE = 1 - 2.0**-24
@@ -253,7 +253,7 @@ class CertificateFile:
 def read_certificate(path: Path) -> CertificateFile:
     """Return the certificate in a file; raise `BronetError` where it cannot be read, is not whole, or was edited."""
     content = read_sealed(path, advice=ADVICE if path.exists() else FIRST)
-    return read_record(CertificateFile, content, Place("certificate", str(path), advice=ADVICE))
+    return read_record(CertificateFile, content, "certificate", file=path, advice=ADVICE)
 
 
 def check_rows(path: Path, certificate: CertificateFile) -> None:

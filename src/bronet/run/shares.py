@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from bronet.__about__ import __version__
 from bronet.errors import BronetError
 from bronet.files import TEMPORARY_SUFFIX, held, read_object, replace_text
-from bronet.records import Place, as_plain, read_record
+from bronet.records import as_plain, read_record
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Share")
@@ -101,7 +101,7 @@ class Parts:
             there = [first for first, path in paths.items() if path.exists()]
             found = [(path := paths.pop(first), read_object(path)) for first in there]
             if found:
-                yield [read_record(kind, content, Place("part", str(path))) for path, content in found]
+                yield [read_record(kind, content, "part", file=path) for path, content in found]
             elif not mine:
                 time.sleep(POLL_SECONDS)
         if not self.share.is_main:
