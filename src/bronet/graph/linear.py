@@ -9,18 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.graph.operations import (
-    BY_DEFINITION,
-    Apply,
-    Input,
-    NoRuleError,
-    Output,
-    Rule,
-    Size,
-    axes_of,
-    pair_of,
-    rule_of,
-)
+from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Rule, Size, Value, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
 from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
 from bronet.proof.proved_map import linear as linear_map
@@ -32,7 +21,7 @@ _OF_WEIGHTS = "norm of these weights"
 
 
 @rule_of("linear")
-def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None) -> ProvedMap:
+def linear(out: Value, input: Value, weight: Tensor, bias: Tensor | None = None) -> ProvedMap:
     """x W' + b on the last axis; the gaps of its differences where they are the logits."""
     if weight.is_complex():
         raise NoRuleError("complex weights are not bounded")
@@ -45,10 +34,10 @@ def linear(out: Output, input: Input, weight: Tensor, bias: Tensor | None = None
 
 
 @rule_of("matmul", "mm")
-def matmul(out: Output, input: Any, other: Any) -> ProvedMap:
-    if isinstance(input, Input) and isinstance(other, Input):
+def matmul(out: Value, input: Any, other: Any) -> ProvedMap:
+    if isinstance(input, Value) and isinstance(other, Value):
         raise NoRuleError(f"{PRODUCT}, as attention does; missing is an attention with bounded scores and values")
-    if not isinstance(input, Input) or not isinstance(other, Tensor) or other.ndim != 2:
+    if not isinstance(input, Value) or not isinstance(other, Tensor) or other.ndim != 2:
         raise NoRuleError("only products with a constant matrix on the right are bounded")
     return linear(out, input, other.mT)
 
@@ -62,8 +51,8 @@ def _biased(plain: ProvedMap, bias: Tensor | None, axis: int = -1) -> ProvedMap:
 
 @rule_of("conv2d")
 def conv2d(
-    out: Output,
-    input: Input,
+    out: Value,
+    input: Value,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Size = 1,
@@ -102,8 +91,8 @@ def conv2d(
 
 @rule_of("conv_transpose2d")
 def conv_transpose2d(
-    out: Output,
-    input: Input,
+    out: Value,
+    input: Value,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Size = 1,
@@ -142,7 +131,7 @@ def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:
 # Scales and shifts, number by number.
 
 
-def _scaled(scale: Tensor, shift: Tensor, x: Input, *, remark: str = BY_DEFINITION) -> ProvedMap:
+def _scaled(scale: Tensor, shift: Tensor, x: Value, *, remark: str = BY_DEFINITION) -> ProvedMap:
     """Return x -> x scale + shift, both of them constants that broadcast to the shape of one image's activations."""
     scale, constant = (t.detach().double().clone() for t in (scale, shift))
     if not bool((scale != 1).any()):
@@ -154,8 +143,8 @@ def _scaled(scale: Tensor, shift: Tensor, x: Input, *, remark: str = BY_DEFINITI
 
 @rule_of("batch_norm")
 def batch_norm(
-    out: Output,
-    input: Input,
+    out: Value,
+    input: Value,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -173,27 +162,27 @@ def batch_norm(
 
 
 @rule_of("mul", "multiply")
-def multiply(out: Output, a: Any, b: Any) -> ProvedMap:
-    if isinstance(a, Input) and isinstance(b, Input):
+def multiply(out: Value, a: Any, b: Any) -> ProvedMap:
+    if isinstance(a, Value) and isinstance(b, Value):
         raise NoRuleError(f"{PRODUCT}, and has no bound")
-    x, constant = (a, b) if isinstance(a, Input) else (b, a)
+    x, constant = (a, b) if isinstance(a, Value) else (b, a)
     scale = _constant(constant, x)
     return _scaled(scale, scale.new_zeros(()), x)
 
 
 @rule_of("truediv", "div", "divide")
-def divide(out: Output, a: Any, b: Any, *, rounding_mode: str | None = None) -> ProvedMap:
-    if not isinstance(a, Input) or isinstance(b, Input) or rounding_mode is not None:
+def divide(out: Value, a: Any, b: Any, *, rounding_mode: str | None = None) -> ProvedMap:
+    if not isinstance(a, Value) or isinstance(b, Value) or rounding_mode is not None:
         raise NoRuleError("only a division by a constant has a bound")
     return multiply(out, a, 1 / _constant(b, a))
 
 
 @rule_of("neg", "negative")
-def negative(out: Output, input: Input) -> ProvedMap:
+def negative(out: Value, input: Value) -> ProvedMap:
     return ProvedMap(lambda x: -x, input.shape, 1.0, remark=BY_DEFINITION)
 
 
-def _constant(value: Any, x: Input) -> Tensor:
+def _constant(value: Any, x: Value) -> Tensor:
     """Return a constant of one image's activations, which it must not make larger nor have batches of its own."""
     tensor = value.double() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
     if tensor.ndim > len(x.shape) and tensor.shape[0] == 1:
@@ -207,25 +196,25 @@ def _constant(value: Any, x: Input) -> Tensor:
 
 
 @rule_of("add")
-def add(out: Output, input: Any, other: Any) -> ProvedMap:
-    if isinstance(input, Input) and isinstance(other, Input):
+def add(out: Value, input: Any, other: Any) -> ProvedMap:
+    if isinstance(input, Value) and isinstance(other, Value):
         return _sum(lambda x, y: x + y, out, input, other)
-    x, constant = (input, other) if isinstance(input, Input) else (other, input)
+    x, constant = (input, other) if isinstance(input, Value) else (other, input)
     shift = _constant(constant, x)
     return _scaled(shift.new_ones(()), shift, x)
 
 
 @rule_of("sub", "subtract")
-def subtract(out: Output, input: Any, other: Any) -> ProvedMap:
-    if isinstance(input, Input) and isinstance(other, Input):
+def subtract(out: Value, input: Any, other: Any) -> ProvedMap:
+    if isinstance(input, Value) and isinstance(other, Value):
         return _sum(lambda x, y: x - y, out, input, other)
-    if isinstance(input, Input):
+    if isinstance(input, Value):
         return add(out, input, -_constant(other, input))
     shift = _constant(input, other)
     return _scaled(-shift.new_ones(()), shift, other)
 
 
-def _sum(apply: Apply, out: Output, a: Input, b: Input) -> ProvedMap:
+def _sum(apply: Apply, out: Value, a: Value, b: Value) -> ProvedMap:
     lost = arithmetic().underflow
     plain = ProvedMap(apply, out.shape, 1.0, gamma(1), lost, "sum of its inputs' constants")
     # One that is repeated along axes of size one has its distances stretched by a root.
@@ -234,7 +223,7 @@ def _sum(apply: Apply, out: Output, a: Input, b: Input) -> ProvedMap:
 
 
 def _summed(*, is_mean: bool) -> Rule:
-    def rule(out: Output, input: Input, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
+    def rule(out: Value, input: Value, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
         axes = axes_of(dim, input)
         dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
         divisor = count if is_mean else 1
@@ -250,6 +239,6 @@ mean, _ = rule_of("mean")(_summed(is_mean=True)), rule_of("sum")(_summed(is_mean
 
 
 @rule_of("log_softmax")
-def log_softmax(out: Output, input: Input, *_: object, **__: object) -> ProvedMap:
+def log_softmax(out: Value, input: Value, *_: object, **__: object) -> ProvedMap:
     """Known by name: at the end of a classifier it changes no difference of logits."""
     raise NoRuleError("a log_softmax is bounded only as the last operation, where it changes no difference of logits")

@@ -12,45 +12,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.graph.operations import (
-    MOVES,
-    RULES,
-    Apply,
-    Batch,
-    Input,
-    NoRuleError,
-    Output,
-    Rule,
-    axes_of,
-    axis_of,
-    entries_of,
-    listed,
-    method_of,
-    rule_of,
-)
+from bronet.graph.operations import RULES, Apply, Batch, NoRuleError, Rule, Shape, Value, axes_of, method_of, rule_of
 from bronet.proof.proved_map import Join, ProvedMap, exact, gamma, up
 
+MOVES = "only moves numbers"
 
-def moved(apply: Apply, out: Output) -> ProvedMap:
+
+def moved(apply: Apply, out: Value) -> ProvedMap:
     """Return the map that puts the numbers of its input, each once, elsewhere."""
-    return replace(exact(apply, out.shape), remark=MOVES)
+    return exact(apply, out.shape, MOVES)
 
 
-def copied(apply: Apply, out: Output, input: Input) -> ProvedMap:
+def copied(apply: Apply, out: Value, input: Value) -> ProvedMap:
     """Return the map of an operation that selects entries, of which each may be there several times or not at all."""
     index = entries_of(apply, input.shape)
     times = int(index.bincount().max()) if len(index) else 0
     return ProvedMap(apply, out.shape, 1.0 if times <= 1 else up(math.sqrt(times)), remark=MOVES)
 
 
+def entries_of(apply: Apply, source: Shape) -> Tensor:
+    """Return which flat entries of its one input a map gives, each as often as it does; zeros that it adds are none."""
+    numbers = torch.arange(1, math.prod(source) + 1, dtype=torch.float64).reshape(1, *source)
+    found = apply(numbers).long().flatten() - 1
+    return found[found >= 0]
+
+
 @rule_of("contiguous", "clone", "detach")
-def kept(out: Output, input: Input, *ignored: object, **settings: object) -> ProvedMap:
+def kept(out: Value, input: Value, *ignored: object, **settings: object) -> ProvedMap:
     """The same numbers: copies, memory formats, dropout in evaluation."""
     return moved(lambda x: x, out)
 
 
 @rule_of("to", "float", "double", "type_as")
-def converted(out: Output, input: Input, *target: object, **settings: object) -> ProvedMap:
+def converted(out: Value, input: Value, *target: object, **settings: object) -> ProvedMap:
     wanted = [value for value in (*target, *settings.values()) if isinstance(value, torch.dtype)]
     if any(dtype not in (torch.float32, torch.float64) for dtype in wanted):
         raise NoRuleError(f"rounding to {wanted[0]} has no bound")
@@ -58,7 +52,7 @@ def converted(out: Output, input: Input, *target: object, **settings: object) ->
 
 
 @rule_of("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-def dropout(out: Output, input: Input, p: float = 0.5, training: bool = True, inplace: bool = False) -> ProvedMap:
+def dropout(out: Value, input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> ProvedMap:
     if training:
         raise NoRuleError("drops at random in evaluation too")
     return kept(out, input)
@@ -68,7 +62,7 @@ def dropout(out: Output, input: Input, p: float = 0.5, training: bool = True, in
 
 
 @rule_of("squeeze", "unsqueeze", "unflatten")
-def by_shape(out: Output, input: Input, *arguments: object, **settings: object) -> ProvedMap:
+def by_shape(out: Value, input: Value, *arguments: object, **settings: object) -> ProvedMap:
     shape = out.shape
     if math.prod(shape) != math.prod(input.shape):
         raise NoRuleError("the images of a batch must stay apart")
@@ -76,23 +70,27 @@ def by_shape(out: Output, input: Input, *arguments: object, **settings: object) 
 
 
 @rule_of("view", "reshape")
-def reshaped(out: Output, input: Input, *sizes: Any, shape: Sequence[Any] = ()) -> ProvedMap:
-    _require_batch_first(listed(sizes or shape)[0])
+def reshaped(out: Value, input: Value, *sizes: Any, shape: Sequence[Any] = ()) -> ProvedMap:
+    _require_batch_first(_listed(sizes or shape)[0])
     return by_shape(out, input)
 
 
 @rule_of("flatten")
-def flatten(out: Output, input: Input, start_dim: int = 0, end_dim: int = -1) -> ProvedMap:
-    if start_dim == 0:
-        raise NoRuleError("the images of a batch must stay apart: the first dimension must stay")
+def flatten(out: Value, input: Value, start_dim: int = 0, end_dim: int = -1) -> ProvedMap:
+    axes_of(start_dim, input)
     return by_shape(out, input)
 
 
 @rule_of("expand")
-def expand(out: Output, input: Input, *sizes: Any) -> ProvedMap:
-    wanted, shape = listed(sizes), out.shape
+def expand(out: Value, input: Value, *sizes: Any) -> ProvedMap:
+    wanted, shape = _listed(sizes), out.shape
     _require_batch_first(wanted[0] if len(wanted) == len(input.shape) + 1 else None)
     return copied(lambda x: x.expand(-1, *shape), out, input)
+
+
+def _listed(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return arguments that may be given one by one or as one sequence."""
+    return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)) else tuple(arguments)
 
 
 def _require_batch_first(size: object) -> None:
@@ -107,7 +105,7 @@ def _along(name: str, dims: Callable[..., Any]) -> None:
     """Enter the rule of a function of torch, of whose arguments `dims` returns the dimensions."""
     function = getattr(Tensor, name, None) or getattr(F, name)
 
-    def rule(out: Output, input: Input, *args: Any, **settings: Any) -> ProvedMap:
+    def rule(out: Value, input: Value, *args: Any, **settings: Any) -> ProvedMap:
         axes_of(dims(*args, **settings), input)
         return copied(lambda x: function(x, *args, **settings), out, input)
 
@@ -116,22 +114,15 @@ def _along(name: str, dims: Callable[..., Any]) -> None:
 
 _along("narrow", lambda dim, start, length: dim)
 _along("transpose", lambda dim0, dim1: (dim0, dim1))
-_along("flip", lambda *dims: listed(dims))
+_along("permute", lambda *dims: _listed(dims)[1:])
+_along("flip", lambda *dims: _listed(dims))
 _along("roll", lambda shifts, dims=None: dims)
 for _name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"):
     _along(_name, lambda *_, **__: ())
 
 
-@rule_of("permute")
-def permute(out: Output, input: Input, *dims: Any) -> ProvedMap:
-    order = listed(dims)
-    if order[0] != 0:
-        raise NoRuleError("the images of a batch must stay apart: the first dimension must stay")
-    return moved(lambda x: x.permute(order), out)
-
-
 @rule_of("pad")
-def pad(out: Output, input: Input, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> ProvedMap:
+def pad(out: Value, input: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> ProvedMap:
     if len(pad) > 2 * len(input.shape):
         raise NoRuleError("the batch must not be padded")
     sides, fill = list(pad), 0.0 if value is None else float(value)
@@ -143,7 +134,7 @@ def pad(out: Output, input: Input, pad: Sequence[int], mode: str = "constant", v
 
 
 @rule_of("getitem")
-def item(out: Output, input: Input, index: Any) -> ProvedMap:
+def item(out: Value, input: Value, index: Any) -> ProvedMap:
     places = index if isinstance(index, tuple) else (index,)
     if any(not isinstance(place, (slice, int, type(None), type(...))) for place in places):
         raise NoRuleError("only slices and numbers may say which activations are taken")
@@ -158,10 +149,10 @@ PARTS = (torch.chunk, torch.split, "chunk", "split", torch.unbind, "unbind", tor
 """What gives parts of an activation, each of which is a selection of its own."""
 
 
-def part(out: Output, input: Input, number: int, target: Any, *args: Any, **settings: Any) -> ProvedMap:
+def part(out: Value, input: Value, number: int, target: Any, *args: Any, **settings: Any) -> ProvedMap:
     """One of the parts that a function or a method gives of an activation."""
     before = 0 if target in ("unbind", torch.unbind) else 1  # arguments before the dimension
-    axis_of(settings.get("dim", args[before] if len(args) > before else 0), input)
+    axes_of(settings.get("dim", args[before] if len(args) > before else 0), input)
     call = method_of(target) if isinstance(target, str) else target
     return copied(lambda x: call(x, *args, **settings)[number], out, input)
 
@@ -170,12 +161,12 @@ def part(out: Output, input: Input, number: int, target: Any, *args: Any, **sett
 
 
 def _joining(function: Callable[..., Any]) -> Rule:
-    def rule(out: Output, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
-        if not all(isinstance(x, Input) for x in tensors):
+    def rule(out: Value, tensors: Sequence[Any], dim: int = 0) -> ProvedMap:
+        if not all(isinstance(x, Value) for x in tensors):
             raise NoRuleError("only activations are joined, not constants")
-        axis = axis_of(dim, Input(out.shape)) + 1
+        (axis,) = axes_of(dim, out)
         join = Join.ROOT_OF_SQUARES if len(tensors) > 1 else Join.SUM
-        return replace(moved(lambda *parts: function(parts, axis), out), join=join)
+        return replace(moved(lambda *parts: function(parts, axis + 1), out), join=join)
 
     return rule
 

@@ -10,20 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.graph.operations import (
-    BY_DEFINITION,
-    RULES,
-    UNKNOWN,
-    Apply,
-    Input,
-    NoRuleError,
-    Output,
-    Rule,
-    Size,
-    axes_of,
-    pair_of,
-    rule_of,
-)
+from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Rule, Size, Value, axes_of, pair_of, rule_of
 from bronet.proof.proved_map import Join, Product, ProvedMap, arithmetic, exact, gamma, linear, norm_of_products, up
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
@@ -32,7 +19,7 @@ _SMOOTH_THRESHOLD = 40
 
 
 def elementwise(
-    apply: Apply, x: Input, slope: float = 1.0, *, roundings: int | None = None, remark: str = BY_DEFINITION
+    apply: Apply, x: Value, slope: float = 1.0, *, roundings: int | None = None, remark: str = BY_DEFINITION
 ) -> ProvedMap:
     """Return the map of a function of every number, with f(0) = 0 up to what rounding is relative to the argument.
 
@@ -41,7 +28,7 @@ def elementwise(
     if not math.isfinite(slope):
         raise BronetError(f"a slope must be finite to be bounded, got {slope}")
     if roundings is None:
-        return ProvedMap(apply, x.shape, slope, UNKNOWN, remark=f"{remark}; how its library rounds is not known")
+        return ProvedMap(apply, x.shape, slope, math.inf, remark=f"{remark}; how its library rounds is not known")
     gain = up(gamma(roundings) * slope) if roundings else 0.0
     return ProvedMap(apply, x.shape, slope, gain, arithmetic().underflow if roundings else 0.0, remark)
 
@@ -83,7 +70,7 @@ A slope that depends on the function's own settings is a function of those (test
 
 
 def _by_slope(function: Apply, slope: float | Callable[..., float], roundings: int | None) -> Rule:
-    def rule(out: Output, input: Input, *settings: Any, **named: Any) -> ProvedMap:
+    def rule(out: Value, input: Value, *settings: Any, **named: Any) -> ProvedMap:
         own = [value for value in settings if not isinstance(value, bool)]  # a word of truth says: in place
         steepest = slope(*own, **named) if callable(slope) else slope
         return elementwise(lambda x: function(x, *own, **named), input, steepest, roundings=roundings)
@@ -91,13 +78,13 @@ def _by_slope(function: Apply, slope: float | Callable[..., float], roundings: i
     return rule
 
 
-for _name, _entry in _FUNCTIONS.items():
-    rule_of(_name)(_by_slope(*_entry))
+ACTIVATIONS = {rule_of(name)(_by_slope(*entry)) for name, entry in _FUNCTIONS.items()}
+"""Rules of functions between the layers of a network."""
 rule_of("abs")(_by_slope(torch.abs, 1.0, 0))
 
 
 @rule_of("prelu")
-def prelu(out: Output, input: Input, weight: Tensor) -> ProvedMap:
+def prelu(out: Value, input: Value, weight: Tensor) -> ProvedMap:
     slopes = weight.detach().double().clone()
     slopes = slopes.view(-1, *(1 for _ in input.shape[1:])) if slopes.numel() > 1 else slopes
     steepest = _steepest(float(slopes.abs().max()))
@@ -105,7 +92,7 @@ def prelu(out: Output, input: Input, weight: Tensor) -> ProvedMap:
 
 
 @rule_of("clamp", "clip")
-def clamp(out: Output, input: Input, min: float | None = None, max: float | None = None) -> ProvedMap:
+def clamp(out: Value, input: Value, min: float | None = None, max: float | None = None) -> ProvedMap:
     low, high = (None if bound is None else float(bound) for bound in (min, max))
     # Limits that the arithmetic of the program rounds move results by their own rounding.
     limits = [abs(bound) for bound in (low, high) if bound is not None and math.isfinite(bound)]
@@ -121,39 +108,36 @@ def clamp(out: Output, input: Input, min: float | None = None, max: float | None
 
 
 @rule_of("hardtanh")
-def hardtanh(
-    out: Output, input: Input, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> ProvedMap:
+def hardtanh(out: Value, input: Value, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> ProvedMap:
     return clamp(out, input, min_val, max_val)
 
 
-ACTIVATIONS = {RULES[name] for name in (*_FUNCTIONS, "prelu", "hardtanh")}
-"""Rules of functions between the layers of a network."""
+ACTIVATIONS |= {prelu, hardtanh}
 
 
 def _compared(function: Apply) -> Rule:
     """Return the rule of the larger or the smaller of two numbers."""
 
-    def rule(out: Output, input: Input, other: Input) -> ProvedMap:
-        if not (isinstance(input, Input) and isinstance(other, Input) and input.shape == other.shape):
+    def rule(out: Value, input: Value, other: Value) -> ProvedMap:
+        if not (isinstance(input, Value) and isinstance(other, Value) and input.shape == other.shape):
             raise NoRuleError("only two activations of one shape are compared; clamp by a constant")
-        return replace(exact(function, input.shape), join=Join.ROOT_OF_SQUARES, remark=BY_DEFINITION)
+        return replace(exact(function, out.shape, BY_DEFINITION), join=Join.ROOT_OF_SQUARES)
 
     return rule
 
 
-rule_of("maximum")(_compared(torch.maximum))
-rule_of("minimum")(_compared(torch.minimum))
+for _name in ("maximum", "minimum"):
+    rule_of(_name)(_compared(getattr(torch, _name)))
 
 
 @rule_of("amax")
-def amax(out: Output, input: Input, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
+def amax(out: Value, input: Value, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
     dims = [axis + 1 for axis in axes_of(dim, input)]
     return ProvedMap(lambda x: x.amax(dims, keepdim=keepdim), out.shape, 1.0, remark=BY_DEFINITION)
 
 
 @rule_of("vector_norm")
-def vector_norm(out: Output, x: Input, ord: float = 2, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
+def vector_norm(out: Value, x: Value, ord: float = 2, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
     """The l2 norm, 1-Lipschitz by the triangle inequality."""
     if ord != 2:
         raise NoRuleError(f"only the l2 norm is bounded, not that of order {ord}")
@@ -167,7 +151,7 @@ def vector_norm(out: Output, x: Input, ord: float = 2, dim: Size | None = None, 
 # one axis makes of unit vectors shows the windows of each number, and the matrices R and C of x -> R x C'.
 
 
-def _along_axes(function: Callable[..., Tensor], input: Input, sizes: Sequence[Any], **settings: Any) -> list[Tensor]:
+def _along_axes(function: Callable[..., Tensor], input: Value, sizes: Sequence[Any], **settings: Any) -> list[Tensor]:
     """Return what a function of one axis makes of the unit vectors of either, with its share of each setting."""
 
     def of_axis(value: Any, axis: int) -> Any:
@@ -183,47 +167,47 @@ def _along_axes(function: Callable[..., Tensor], input: Input, sizes: Sequence[A
     ]
 
 
-def _largest(apply: Apply, out: Output, windows: Sequence[Tensor]) -> ProvedMap:
+def _largest(apply: Apply, out: Value, windows: Sequence[Tensor]) -> ProvedMap:
     """Return the largest number of every window: a number may be that of all windows that it lies in."""
     overlaps = math.prod(max(1, int((units > 0).sum(-1).max())) for units in windows)
     return ProvedMap(apply, out.shape, 1.0 if overlaps == 1 else up(math.sqrt(overlaps)), remark=BY_DEFINITION)
 
 
-def _separable(units: Sequence[Tensor], out: Output) -> ProvedMap:
+def _separable(units: Sequence[Tensor], out: Value) -> ProvedMap:
     R, C = (images.mT.clone() for images in units)
     products = [Product(largest_singular_value(t), absolute_norm(t), t.shape[1]) for t in (C, R)]
     return linear(lambda x: R @ (x @ C.mT), out.shape, products, norm_of_products(products), BY_DEFINITION)
 
 
 @rule_of("max_pool2d")
-def max_pool2d(out: Output, input: Input, *sizes: Any, **settings: Any) -> ProvedMap:
+def max_pool2d(out: Value, input: Value, *sizes: Any, **settings: Any) -> ProvedMap:
     windows = _along_axes(F.max_pool1d, input, sizes, **settings)
     return _largest(lambda x: F.max_pool2d(x, *sizes, **settings), out, windows)
 
 
 @rule_of("adaptive_max_pool2d")
-def adaptive_max_pool2d(out: Output, input: Input, *_: Any, **__: Any) -> ProvedMap:
+def adaptive_max_pool2d(out: Value, input: Value, *_: Any, **__: Any) -> ProvedMap:
     sizes = out.shape[-2:]
     windows = _along_axes(F.adaptive_max_pool1d, input, [sizes])
     return _largest(lambda x: F.adaptive_max_pool2d(x, sizes), out, windows)
 
 
 @rule_of("avg_pool2d")
-def avg_pool2d(out: Output, input: Input, *sizes: Any, divisor_override: int | None = None, **named: Any) -> ProvedMap:
+def avg_pool2d(out: Value, input: Value, *sizes: Any, divisor_override: int | None = None, **named: Any) -> ProvedMap:
     if divisor_override is not None or any(divisor is not None for divisor in sizes[5:]):
         raise NoRuleError("only means over whole windows are bounded")
     return _separable(_along_axes(F.avg_pool1d, input, sizes[:5], **named), out)
 
 
 @rule_of("adaptive_avg_pool2d")
-def adaptive_avg_pool2d(out: Output, input: Input, *_: Any, **__: Any) -> ProvedMap:
+def adaptive_avg_pool2d(out: Value, input: Value, *_: Any, **__: Any) -> ProvedMap:
     return _separable(_along_axes(F.adaptive_avg_pool1d, input, [out.shape[-2:]]), out)
 
 
 @rule_of("interpolate")
 def interpolate(
-    out: Output,
-    input: Input,
+    out: Value,
+    input: Value,
     size: object = None,
     scale_factor: object = None,
     mode: str = "nearest",
@@ -240,5 +224,5 @@ def interpolate(
 
 
 @rule_of("layer_norm", "group_norm", "instance_norm", "local_response_norm", "rms_norm")
-def divides(out: Output, input: Input, over: object = None, *_: object, **__: object) -> ProvedMap:
+def divides(out: Value, input: Value, over: object = None, *_: object, **__: object) -> ProvedMap:
     raise NoRuleError("divides by a deviation of its own input, which may be as small as it likes")

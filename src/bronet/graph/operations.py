@@ -1,12 +1,11 @@
 """Operations of a model: what a rule is given of one, what is kept of one, and the table of all rules.
 
-A rule takes what torch's function takes, after the shape of what it gives: an `Input` stands for every activation, all
-else is a constant. It returns the operation's proved map, whose `apply` is made of operations that the standard model
+A rule takes what torch's function takes, after what it gives: a `Value` stands for every activation, all else is a
+constant. It returns the operation's proved map, whose `apply` is made of operations that the standard model
 of rounding covers, which a library's convolution need not be; or it raises `NoRuleError`, saying why no bound is known.
 Torch's own modules need no rules: their forwards are followed to the functions that they call.
 """
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,7 @@ Apply = Callable[..., Tensor]
 Rule = Callable[..., ProvedMap]
 Size = int | Sequence[int]
 
-UNKNOWN = math.inf
-"""The gain of a function whose rounding is not known, or the constant of an operation without a bound."""
 BY_DEFINITION = "for every input"
-MOVES = "only moves numbers"
 
 RULES: dict[Any, Rule] = {}
 """Every function of torch that has a rule, and every method of a tensor, by its name."""
@@ -54,15 +50,8 @@ class Batch(int):
 
 
 @dataclass(frozen=True)
-class Input:
-    """An activation among the arguments, by the shape of one image's."""
-
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Output:
-    """The shape of what an operation gives for one image, and whether that is what the model gives."""
+class Value:
+    """Activations that an operation takes or gives, by the shape of one image's, and whether the model returns them."""
 
     shape: Shape
     is_last: bool = False
@@ -115,23 +104,15 @@ class Graph:
     note: str = ""
 
 
-def axis_of(dim: int, x: Input) -> int:
-    """Return an axis of one image's activations, counted from zero, for a dimension of the batch's."""
-    axis = dim - 1 if dim >= 0 else dim + len(x.shape)
-    if not 0 <= axis < len(x.shape):
-        raise NoRuleError(f"dimension {dim} is that of the batch: images must not influence one another")
-    return axis
-
-
-def axes_of(dim: Size | None, x: Input) -> list[int]:
+def axes_of(dim: Size | None, x: Value) -> list[int]:
+    """Return axes of one image's activations, counted from zero, for dimensions of the batch's."""
     if dim is None:
         raise NoRuleError("it goes over all images of a batch; name its dimensions")
-    return [axis_of(d, x) for d in ([dim] if isinstance(dim, int) else dim)]
-
-
-def listed(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return arguments that may be given one by one or as one sequence."""
-    return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)) else tuple(arguments)
+    axes = {d: d - 1 if d >= 0 else d + len(x.shape) for d in ([dim] if isinstance(dim, int) else dim)}
+    for d, axis in axes.items():
+        if not 0 <= axis < len(x.shape):
+            raise NoRuleError(f"dimension {d} is that of the batch: images must not influence one another")
+    return list(axes.values())
 
 
 def method_of(name: str) -> Callable[..., Any]:
@@ -142,10 +123,3 @@ def method_of(name: str) -> Callable[..., Any]:
 def pair_of(value: Size) -> tuple[int, int]:
     """Return the two entries of a size along both axes."""
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
-
-
-def entries_of(apply: Apply, source: Shape) -> Tensor:
-    """Return which flat entries of its one input a map gives, each as often as it does; zeros that it adds are none."""
-    numbers = torch.arange(1, math.prod(source) + 1, dtype=torch.float64).reshape(1, *source)
-    found = apply(numbers).long().flatten() - 1
-    return found[found >= 0]

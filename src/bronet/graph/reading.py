@@ -15,7 +15,8 @@ from torch.fx.node import map_arg
 
 from bronet.errors import BronetError
 from bronet.graph import linear, moves, nonlinear  # noqa: F401  (they enter their rules)
-from bronet.graph.operations import MOVES, RULES, UNKNOWN, Graph, Input, NoRuleError, Operation, Output, entries_of
+from bronet.graph.moves import MOVES, entries_of
+from bronet.graph.operations import RULES, Graph, NoRuleError, Operation, Value
 from bronet.graph.trace import (
     UnreadableError,
     copy_of,
@@ -155,7 +156,7 @@ class _Reading:
             if not argument.meta["of_images"]:
                 return argument.meta["value"]
             inputs.append(argument)
-            return Input(_shape(argument))
+            return Value(_shape(argument))
 
         named = {key: value for key, value in called.kwargs.items() if key != "inplace"}
         args: Any = map_arg(called.args, given)
@@ -165,7 +166,7 @@ class _Reading:
                 raise NoRuleError(_why_closed(self.twin.get_submodule(str(node.target))))
             if not isinstance(result, Tensor) or result.ndim < 1 or result.shape[0] != _SAMPLE:
                 raise NoRuleError("does not give one result for each image")
-            out = Output(tuple(result.shape[1:]), is_last=node is self.output)
+            out = Value(tuple(result.shape[1:]), is_last=node is self.output)
             if called is not node:
                 number: Any = node.args[1]
                 proved = moves.part(out, args[0], number, called.target, *args[1:], **settings)
@@ -184,7 +185,7 @@ class _Reading:
             if isinstance(error, BronetError):
                 raise
             reason = f"not with these arguments: {first_line(error)}"
-        return inputs, ProvedMap(_refused, _shape(node), UNKNOWN, UNKNOWN, remark=reason)
+        return inputs, ProvedMap(_refused, _shape(node), math.inf, math.inf, remark=reason)
 
 
 def _why_closed(module: nn.Module) -> str:
