@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from bronet.data import ImageSet, load_dataset
 from bronet.errors import BronetError
 from bronet.graph import prove
-from bronet.layers import CONVOLUTIONS, convolution_named
+from bronet.layers import CONVOLUTIONS
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import Architecture, BRONetArchitecture, LipConvNetArchitecture
@@ -42,7 +42,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            convolution_named(kind)
+            _ = CONVOLUTIONS[kind]  # a word that is not known is refused
         if self.images < 1:
             raise BronetError(f"images must be at least 1, got {self.images}")
         check_seed(self.seed)

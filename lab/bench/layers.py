@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.layers import CONVOLUTIONS, convolution_named, frozen
+from bronet.layers import CONVOLUTIONS, frozen
 from bronet.losses import cross_entropy
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe.architecture import LipConvNetArchitecture
@@ -52,7 +52,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            convolution_named(kind)
+            _ = CONVOLUTIONS[kind]  # a word that is not known is refused
         for name in ("kinds", "sizes", "widths", "kernels"):
             if not getattr(self, name):
                 raise BronetError(f"{name} must hold at least one value, got none")

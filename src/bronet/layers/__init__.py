@@ -7,7 +7,7 @@ from bronet.layers.compose import Groups, Mix, Parallel, Residual
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
-from bronet.layers.registry import CONVOLUTIONS, convolution_named, create_convolution, register_convolution
+from bronet.layers.registry import CONVOLUTIONS, create_convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle, RepeatedPixels, ScaledMeanPool
 from bronet.layers.shift import Bias, Centring, Normalization, Scale, Standardization
@@ -45,7 +45,6 @@ __all__ = [
     "ScaledMeanPool",
     "SmoothHead",
     "Standardization",
-    "convolution_named",
     "create_convolution",
     "frozen",
     "orthogonal_bro",

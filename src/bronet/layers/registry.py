@@ -1,7 +1,7 @@
 """From one word to a convolution: every layer of the comparison, and layers of one's own, behind the same call."""
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, cast
+from typing import Concatenate, Never, ParamSpec, cast
 
 from bronet.errors import BronetError
 from bronet.layers.bro_conv import BROConv2d
@@ -16,21 +16,32 @@ from bronet.wording import is_short_word
 
 P = ParamSpec("P")
 
-CONVOLUTIONS: dict[str, type[AnyConvolution]] = {
-    "bro": BROConv2d,
-    "soc": SOCConv2d,
-    "lot": LOTConv2d,
-    "cayley": CayleyConv2d,
-    "cholesky": CholeskyConv2d,
-    "bcop": BCOPConv2d,
-    "eco": ECOConv2d,
-    "aol": AOLConv2d,
-    "cpl": CPLConv2d,
-    "sll": SLLConv2d,
-    "sandwich": SandwichConv2d,
-    "lipreg": LipschitzRegularizedConv2d,
-    "standard": StandardConv2d,
-}
+
+class Kinds(dict[str, type[AnyConvolution]]):
+    """Kinds of convolutions by their words."""
+
+    def __missing__(self, name: str) -> Never:
+        raise BronetError(
+            f"convolution must be one of {', '.join(self)}, got {name!r}; "
+            "a layer of your own is made known by bronet --layers FILE ..."
+        )
+
+
+CONVOLUTIONS = Kinds(
+    bro=BROConv2d,
+    soc=SOCConv2d,
+    lot=LOTConv2d,
+    cayley=CayleyConv2d,
+    cholesky=CholeskyConv2d,
+    bcop=BCOPConv2d,
+    eco=ECOConv2d,
+    aol=AOLConv2d,
+    cpl=CPLConv2d,
+    sll=SLLConv2d,
+    sandwich=SandwichConv2d,
+    lipreg=LipschitzRegularizedConv2d,
+    standard=StandardConv2d,
+)
 
 
 def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
@@ -48,23 +59,13 @@ def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
     CONVOLUTIONS[name] = kind
 
 
-def convolution_named(name: str) -> type[AnyConvolution]:
-    """Return the kind of convolution of this name, or raise where there is none."""
-    if name not in CONVOLUTIONS:
-        raise BronetError(
-            f"convolution must be one of {', '.join(CONVOLUTIONS)}, got {name!r}; "
-            "a layer of your own is made known by bronet --layers FILE ..."
-        )
-    return CONVOLUTIONS[name]
-
-
 def _created_by_name(_arguments_of: Callable[P, AnyConvolution]) -> Callable[Concatenate[str, P], AnyConvolution]:
     def create_convolution(name: str, /, *args: P.args, **kwargs: P.kwargs) -> AnyConvolution:
         """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
 
         The other arguments are those of `Convolution`; what the kind does not have is refused.
         """
-        kind = cast(Callable[P, AnyConvolution], convolution_named(name))
+        kind = cast(Callable[P, AnyConvolution], CONVOLUTIONS[name])
         return kind(*args, **kwargs)
 
     return create_convolution

@@ -16,7 +16,7 @@ from bronet.layers.base import LipschitzLayer
 from bronet.layers.convolution import AnyConvolution
 from bronet.layers.dense import BROLinear, CholeskyLinear
 from bronet.layers.head import LastLayerNormalized
-from bronet.layers.registry import convolution_named, create_convolution
+from bronet.layers.registry import CONVOLUTIONS
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.rivals.potential import PotentialConv2d
 from bronet.layers.shape import Flatten, L2NormPool, PixelUnshuffle
@@ -68,14 +68,12 @@ class BRONet(CertifiableModel):
         return logits
 
     def _backbone_convolution(self, size: tuple[int, int]) -> AnyConvolution:
-        a = self.architecture
-        options = convolution_named(a.backbone).options
-        return create_convolution(
-            a.backbone,
+        a, kind = self.architecture, CONVOLUTIONS[self.architecture.backbone]
+        return kind(
             a.width,
             a.width,
-            rank=_rank(a.width, a.rank) if "rank" in options else None,
-            residual_depth=a.depth if "residual_depth" in options else None,
+            rank=_rank(a.width, a.rank) if "rank" in kind.options else None,
+            residual_depth=a.depth if "residual_depth" in kind.options else None,
             padding_mode=a.padding_mode,
             keep_padding=a.keep_padding,
             input_size=size,
