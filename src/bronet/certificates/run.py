@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable, write_object
+from bronet.graph.model import evaluating
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
@@ -267,12 +268,8 @@ def naive_radius(
     model: nn.Module, images: Float[Tensor, "b ..."], gap_lipschitz: Float[Tensor, "k k"]
 ) -> Float[Tensor, " b"]:
     """Return the literature's radius of the float32 forward in evaluation mode, rounding ignored: not a proof."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    with frozen(model):
+    with evaluating(model), frozen(model):
         logits = model(images.to(next(model.parameters()).dtype))
-    for part, was_training in modes:
-        part.training = was_training
     return margin_radius(logits, gap_lipschitz).radius
 
 

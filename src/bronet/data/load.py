@@ -11,8 +11,7 @@ labels, made by `scripts/make_cifar10_sample.py`. DIGITS-ATTRIBUTION.txt and CIF
 
 import io
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -55,8 +54,12 @@ def load_dataset(name: str, split: str, *, data_dir: Path | str | None = None, d
 
     "sample" is the 500 test images of CIFAR-10 that the package holds; no other data set has one.
     """
-    resize = IMAGENET_SIDES if name == IMAGENET else ()
-    return load_images(DataRecipe(name=name, resize=resize), split, data_dir=data_dir, download=download)
+    return load_images(_known(name), split, data_dir=data_dir, download=download)
+
+
+def _known(name: str) -> DataRecipe:
+    """Return the description of a data set without augmentation; an unknown name is refused."""
+    return DataRecipe(name=name, resize=IMAGENET_SIDES if name == IMAGENET else ())
 
 
 def folder(path: Path | str, *, size: tuple[int, int] | None = None) -> ImageSet:
@@ -78,8 +81,8 @@ def recipe_for(dataset: str | Path | DataRecipe) -> tuple[DataRecipe, tuple[str,
         training = data_folder(None) / dataset.name / "train"
         return dataset, () if dataset.name in DATASETS else class_names_below(training)
     root = Path(dataset).resolve()
-    if dataset in DATASETS or not root.is_dir():  # an unknown name is refused, with the names that are known
-        return DataRecipe(name=str(dataset), resize=IMAGENET_SIDES if dataset == IMAGENET else ()), ()
+    if dataset in DATASETS or not root.is_dir():
+        return _known(str(dataset)), ()
     split = next((root / name for name in SPLIT_FOLDERS if (root / name).is_dir()), root)
     files, spec = _described(split, None)
     if split == root:
@@ -138,7 +141,15 @@ def open_images(
     classes: Sequence[str] = (),
 ) -> ImageSet | FileSet:
     """Return a split in memory, or as files where images must be resized first (ImageNet)."""
-    return _reader(data, split, data_folder(data_dir), download=download, classes=tuple(classes))()
+    found = _found(data, split, data_folder(data_dir), download=download, classes=tuple(classes))
+    if found is None:
+        return load_sample(data.name) if split == "sample" else load_digits(split)
+    if isinstance(found, FileSet):
+        is_kept = data.name == IMAGENET or (data.resize and data.name != TINY_IMAGENET.name)
+        return found if is_kept else found.decoded(data.spec(), resized=False)
+    if data.name in LAYOUTS:
+        return load_cifar(data.name, split, found)
+    return load_parquet(found, data.name, data.spec(), resized=bool(data.resize))
 
 
 def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None = None, download: bool = False) -> None:
@@ -146,28 +157,22 @@ def provide_images(data: DataRecipe, split: str, *, data_dir: Path | str | None 
 
     No image is read, so damage inside a file is found only when it is loaded.
     """
-    _reader(data, split, data_folder(data_dir), download=download, classes=())
+    _found(data, split, data_folder(data_dir), download=download, classes=())
 
 
-def _reader(
+def _found(
     data: DataRecipe, split: str, folder: Path, *, download: bool, classes: tuple[str, ...]
-) -> Callable[[], ImageSet | FileSet]:
-    """Return the function that reads a split, after making sure that its files are there."""
+) -> FileSet | list[Path] | None:
+    """Return the files of a split's images, or those that hold many; None if they are in the package."""
     if split not in SPLITS:
         raise BronetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if split == "sample":
-        return partial(load_sample, data.name)
-    if data.name == DIGITS:
-        return partial(load_digits, split)
+    if split == "sample" or data.name == DIGITS:
+        return None
     if data.name in LAYOUTS:
-        return partial(load_cifar, data.name, split, provide_cifar(data.name, split, folder, download=download))
-    spec, resized = data.spec(), bool(data.resize)
+        return provide_cifar(data.name, split, folder, download=download)
     if data.name == TINY_IMAGENET.name:
-        return partial(tiny_imagenet(split, folder, download=download).decoded, spec, resized=False)
-    found = _own_files(data, split, folder / data.name, classes)
-    if isinstance(found, list):
-        return partial(load_parquet, found, data.name, spec, resized=resized)
-    return (lambda: found) if resized or data.name == IMAGENET else partial(found.decoded, spec, resized=False)
+        return tiny_imagenet(split, folder, download=download)
+    return _own_files(data, split, folder / data.name, classes)
 
 
 def open_synthetic(

@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -106,6 +107,18 @@ def recordable(model: nn.Module) -> bool:
     return all(part.recordable for part in model.modules() if isinstance(part, LipschitzLayer))
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, all parts of a network are in evaluation mode; afterwards each is in the mode that it had."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, was_training in modes:
+            part.training = was_training
+
+
 class Chain(CertifiableModel):
     """Layers that are applied one after the other, the last of them a head.
 
@@ -135,17 +148,15 @@ class Chain(CertifiableModel):
     @torch.no_grad()
     def _check_shapes(self) -> None:
         """Raise, with the name of the layer, unless each takes what the one before it gives."""
-        like, modes = next(self.head.parameters()), [(part, part.training) for part in self.modules()]
-        self.eval()  # in which a pass changes nothing
-        x = torch.zeros(1, *self.image_shape, device=like.device, dtype=like.dtype)
-        for name, layer in (*self.layers.named_children(), ("head", self.head)):
-            try:
-                x = layer(x)
-            except (BronetError, RuntimeError) as error:
-                given, reason = tuple(x.shape[1:]), str(error).partition("\n")[0]
-                raise BronetError(f"layer {name} of a Chain must take activations of shape {given}: {reason}") from None
-        for part, was_training in modes:
-            part.training = was_training
+        x = next(self.head.parameters()).new_zeros(1, *self.image_shape)
+        with evaluating(self):  # in which a pass changes nothing
+            for name, layer in (*self.layers.named_children(), ("head", self.head)):
+                try:
+                    x = layer(x)
+                except (BronetError, RuntimeError) as error:
+                    must = f"must take activations of shape {tuple(x.shape[1:])}"
+                    reason = str(error).partition("\n")[0]
+                    raise BronetError(f"layer {name} of a Chain {must}: {reason}") from None
 
     @computes_ahead
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:

@@ -7,9 +7,7 @@ from what the user could import anyway; nothing that lies in the folder is ever 
 import copy
 import importlib
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from bronet.data.load import recipe_for
 from bronet.errors import BronetError
+from bronet.graph.model import evaluating
 from bronet.graph.trace import unwrapped
 from bronet.recipe.architecture import OwnArchitecture, check_import_path
 from bronet.recipe.schema import DATASETS, DataRecipe, LossRecipe, OptimRecipe, Recipe, TrainRecipe
@@ -93,13 +92,12 @@ def own_architecture(model: nn.Module, import_path: str | None) -> OwnArchitectu
 
 def stored_state(model: nn.Module) -> dict[str, Tensor]:
     """Return a network's parameters and buffers, each with memory of its own; other than finite numbers are refused."""
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(value):
-            raise BronetError(f"{name} of {type(model).__name__} must have numbers; call the network on images once")
-    state = model.state_dict()
+    state = model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise BronetError(f"state_dict of a network must hold tensors only, got {type(value).__name__} as {name}")
+        if is_lazy(value):
+            raise BronetError(f"{name} of {type(model).__name__} must have numbers; call the network on images once")
     where = Path(f"state_dict of {type(model).__name__}")
     require_ordinary(state, where)
     fitting(state, state, where)
@@ -113,9 +111,7 @@ def _require_made_by_class(model: nn.Module) -> None:
         with torch.random.fork_rng(devices=[]):
             fresh = kind().state_dict()
     except Exception as error:
-        raise BronetError(
-            f"{kind.__name__} must be made without arguments, but: {type(error).__name__}: {error}; {advice}"
-        ) from None
+        raise BronetError(f"{kind.__name__} must be made without arguments, but: {_told(error)}; {advice}") from None
     if {name: t.shape for name, t in fresh.items()} != {name: t.shape for name, t in model.state_dict().items()}:
         raise BronetError(f"{kind.__name__}() must have the weights of the model, but they differ; {advice}")
 
@@ -126,15 +122,11 @@ def _require_logits(model: nn.Module, data: DataRecipe) -> None:
     spec, like = data.spec(), next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
     if like is None:
         raise BronetError("model must have parameters to be saved, got none")
-    modes = [(part, part.training) for part in model.modules()]
     try:
-        shape = tuple(model.eval()(like.new_zeros(2, *spec.shape)).shape)
+        with evaluating(model):
+            shape = tuple(model(like.new_zeros(2, *spec.shape)).shape)
     except Exception as error:  # whatever a forward of the user's own raises
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise BronetError(f"model must take images of {spec.name}, {spec.shape}, but: {reason}") from None
-    finally:
-        for part, was_training in modes:
-            part.training = was_training
+        raise BronetError(f"model must take images of {spec.name}, {spec.shape}, but: {_told(error)}") from None
     if shape != (2, spec.classes):
         raise BronetError(f"model must give {spec.classes} logits for an image of {spec.name}, got shape {shape[1:]}")
 
@@ -161,8 +153,8 @@ def made(import_path: str, *, outside: Path) -> Any:
     except BronetError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise BronetError(f"--model {import_path} must make a network without arguments, but: {reason}") from None
+        told = f"--model {import_path} must make a network without arguments, but: {_told(error)}"
+        raise BronetError(told) from None
 
 
 def _imported(module: str, folder: Path) -> object:
@@ -181,17 +173,16 @@ def _imported(module: str, folder: Path) -> object:
         spec = find_spec(prefix) if prefix not in sys.modules else sys.modules[prefix].__spec__
         if spec is None:
             raise BronetError(f"--model names {module}, but Python finds no module {prefix} from {here}")
-        if any(_is_below(place, folder) for place in _places(spec)):
+        places = [*([spec.origin] if spec.origin else []), *(spec.submodule_search_locations or [])]
+        if any(_is_below(Path(place), folder) for place in places):
             raise BronetError(f"--model must not be imported from the run's own folder, got {prefix} in {folder}")
         importlib.import_module(prefix)
     return sys.modules[module]
 
 
-def _places(spec: ModuleSpec) -> Iterable[Path]:
-    """Return where the code of a module lies."""
-    if spec.origin is not None:
-        yield Path(spec.origin)
-    yield from map(Path, spec.submodule_search_locations or ())
+def _told(error: BaseException) -> str:
+    """Return the kind and the first line of an error of the user's own code."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _is_below(path: Path, folder: Path) -> bool:

@@ -63,11 +63,10 @@ def load_model(run: RunFolder, *, device: torch.device | str = "cpu") -> nn.Modu
     """Return the trained network of a run, in evaluation mode; that of the user's own code comes from `run.network`."""
     if run.network is None or not isinstance(run.recipe.model, OwnArchitecture):
         return trained_model(run.weights, run.recipe, device=device)
-    tensors, _ = read_tensors(run.weights, KIND, [RECIPE_KEY])
     model = run.network()
     if not isinstance(model, nn.Module):
         raise BronetError(f"the network of {run.path} must be a torch.nn.Module, got {type(model).__name__}")
-    _copy_into(model, tensors, run.weights)
+    load_weights(run.weights, model)
     return model.to(device).eval()
 
 
