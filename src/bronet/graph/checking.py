@@ -6,6 +6,7 @@ Of any module. The model is read as a graph: every operation that the output dep
 import html
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,6 +22,7 @@ from bronet.graph.trace import UnreadableError, unwrapped
 from bronet.wording import bound_text
 
 _WIDTH = 110
+_COLUMNS = ("layer", "kind", "output", "bound", "reason")
 _NEUTRAL = 1 + 1e-6
 
 
@@ -60,19 +62,22 @@ class Checked:
         largest = max(self.layers, key=lambda layer: layer.bound or 0.0, default=None)
         return largest if largest is not None and (largest.bound or 0.0) > _NEUTRAL else None
 
+    def _rows(self) -> Iterator[tuple[bool, tuple[str, ...]]]:
+        """Yield the cells of each row, and whether it stands out: what spoils the bound, and the total."""
+        for layer in self.layers:
+            shape = " x ".join(map(str, layer.output_shape))
+            cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason, layer.place)
+            yield layer is self.spoiler, cells
+        reason = "from the image to the output" if self.lipschitz is not None else ""
+        yield True, ("total", "", "", _number(self.lipschitz), reason, "")
+
     def __rich__(self) -> Table:
         table = Table(title=Text(f"{self.verdict}: {self.explanation}"), title_justify="left", box=None, pad_edge=False)
-        for name in ("layer", "kind", "output"):
-            table.add_column(name, overflow="fold")
-        table.add_column("bound", justify="right", no_wrap=True)
-        table.add_column("reason", overflow="fold")
-        for layer in self.layers:
-            shape = " x ".join(str(size) for size in layer.output_shape)
-            bold = "bold" if layer is self.spoiler else ""
-            cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason)
-            table.add_row(*(Text(cell) for cell in cells), style=bold)
-        reason = "from the image to the output" if self.lipschitz is not None else ""
-        table.add_row("total", "", "", _number(self.lipschitz), reason, style="bold")
+        for name in _COLUMNS:
+            number = name == "bound"
+            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        for is_bold, (*cells, _) in self._rows():
+            table.add_row(*(Text(cell) for cell in cells), style="bold" if is_bold else "")
         return table
 
     def __str__(self) -> str:
@@ -82,15 +87,12 @@ class Checked:
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook, each operation with its line."""
-        rows = ["<tr><th>layer<th>kind<th>output<th>bound<th>reason<th>line</tr>"]
-        for layer in self.layers:
-            shape = " x ".join(map(str, layer.output_shape))
-            cells = (layer.path, layer.kind, shape, _number(layer.bound), layer.reason, layer.place)
+        rows = [f"<tr>{''.join(f'<th>{name}' for name in (*_COLUMNS, 'line'))}</tr>"]
+        for is_bold, cells in self._rows():
             row = "".join(f"<td>{html.escape(cell)}" for cell in cells)
-            rows.append(f"<tr{' style=font-weight:bold' if layer is self.spoiler else ''}>{row}</tr>")
-        total = f"<tr style=font-weight:bold><td>total<td><td><td>{_number(self.lipschitz)}<td><td></tr>"
+            rows.append(f"<tr{' style=font-weight:bold' if is_bold else ''}>{row}</tr>")
         caption = html.escape(f"{self.verdict}: {self.explanation}")
-        return f"<table><caption>{caption}</caption>{''.join(rows)}{total}</table>"
+        return f"<table><caption>{caption}</caption>{''.join(rows)}</table>"
 
 
 def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Checked:

@@ -19,7 +19,7 @@ from bronet.graph import linear, moves
 from bronet.graph.counterparts import COUNTERPARTS, KNOWN, Step
 from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.graph.operations import RULES
-from bronet.graph.trace import copy_of, kind_of, name_of, require_faithful, shapes_of, traced, unwrapped, where
+from bronet.graph.trace import copy_of, kind_of, name_of, shapes_of, traced, unwrapped, where
 from bronet.layers import Bias, Block, Centring, Head, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
 from bronet.layers.base import checked_shape
 from bronet.layers.compose import Mix
@@ -76,7 +76,6 @@ def convert(
         raise BronetError(f"mean must be a sequence of numbers, one for each channel, got {mean!r}")
     if len(means) != channels:
         raise BronetError(f"mean must have one value for each of {channels} channels, got {len(means)}")
-    require_faithful(model)
     twin = copy_of(model)
     parameter = next(twin.parameters(), torch.empty(0))
     images = torch.zeros(_IMAGES, *input_shape, device=parameter.device, dtype=parameter.dtype)

@@ -25,7 +25,6 @@ from bronet.graph.trace import (
     is_stale,
     kind_of,
     name_of,
-    require_faithful,
     traced,
     where,
 )
@@ -45,7 +44,6 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> Graph:
     Raises for what a graph could not show (hooks and the like) and where the forward cannot be followed at all. An
     operation without a bound is part of the graph, with an infinite constant.
     """
-    require_faithful(model)
     return _Reading(model, shape).result()
 
 

@@ -2,7 +2,7 @@
 
 Lipschitz layers and blocks are single operations, all other modules are followed, torch's own too. Where images run
 along, sizes are numbers, on which a forward may decide. A trace sees neither hooks, replaced methods and torch modes
-(`require_faithful` refuses them) nor values that are changed in place and used again, which are refused on the way.
+(`copy_of` refuses them) nor values that are changed in place and used again, which are refused on the way.
 """
 
 import copy
@@ -54,7 +54,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner if inner is model else unwrapped(inner)
 
 
-def require_faithful(module: nn.Module) -> None:
+def _require_faithful(module: nn.Module) -> None:
     """Raise where a module or a part of it has hooks, a replaced method, or a forward that its proof does not know."""
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         raise UnreadableError("torch's global module hooks must be removed for a proof, which cannot see what they do")
@@ -102,7 +102,11 @@ def _overrides_forward(module: nn.Module) -> bool:
 
 
 def copy_of(model: nn.Module, *, double: bool = False) -> nn.Module:
-    """Return a copy of a model in evaluation mode, in float64 if wanted, with a module around a single layer."""
+    """Return a copy of a model in evaluation mode, in float64 if wanted, with a module around a single layer.
+
+    Raises where a trace would not show what the model does.
+    """
+    _require_faithful(model)
     try:
         twin = copy.deepcopy(model).eval()
     except (RuntimeError, TypeError) as error:
@@ -120,19 +124,13 @@ class _Value(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         value = self.node.meta.get("value")
-        if isinstance(value, Tensor) and name in ("dtype", "device", "is_cuda", "requires_grad"):
+        if isinstance(value, Tensor) and name in ("ndim", "dim", "dtype", "device", "is_cuda", "requires_grad"):
             return getattr(value, name)
-        if not isinstance(value, Tensor) or name not in ("shape", "size", "ndim", "dim"):
+        if not isinstance(value, Tensor) or name not in ("shape", "size"):
             return super().__getattr__(name)
         first = (Batch(value.shape[0]),) if self.node.meta["of_images"] and value.ndim else ()
         sizes = torch.Size((*first, *value.shape[len(first) :]))
-        asked = {
-            "shape": sizes,
-            "ndim": len(sizes),
-            "dim": lambda: len(sizes),
-            "size": lambda dim=None: sizes if dim is None else sizes[dim],
-        }
-        return asked[name]
+        return sizes if name == "shape" else lambda dim=None: sizes if dim is None else sizes[dim]
 
 
 class _Tracer(fx.Tracer):
@@ -197,13 +195,12 @@ class _Tracer(fx.Tracer):
         value = node.meta["value"] = self._result(node)
         if isinstance(value, Tensor):
             node.meta["version"] = value._version
-        for source in inputs:
-            if is_stale(source) and not source.meta["of_images"]:
-                raise UnreadableError(f"{where(node)} must not change a constant; write it without the underscore")
-            if is_stale(source):
-                for earlier in self.graph.nodes:
-                    if is_stale(earlier) and earlier is not node:
-                        earlier.meta.setdefault("writer", node)
+        if any(is_stale(source) and not source.meta["of_images"] for source in inputs):
+            raise UnreadableError(f"{where(node)} must not change a constant; write it without the underscore")
+        if any(is_stale(source) for source in inputs):
+            for earlier in self.graph.nodes:
+                if is_stale(earlier) and earlier is not node:
+                    earlier.meta.setdefault("writer", node)
 
     def _result(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -211,8 +208,8 @@ class _Tracer(fx.Tracer):
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.root)
         target: Any = node.target
-        args: Any = map_arg(node.args, lambda source: source.meta["value"])
-        settings = map_arg(node.kwargs, lambda source: source.meta["value"])
+        given: Any = map_arg((node.args, node.kwargs), lambda source: source.meta["value"])
+        args, settings = given
         try:
             if node.op == "call_module":
                 module = self.root.get_submodule(target)
@@ -261,9 +258,9 @@ def traced(
     except BronetError:
         raise
     except Exception as error:  # whatever the model's own code raises when it meets a symbol
-        ours = (*_LIBRARIES, _HERE)
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-        where = f" at {_line(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [_line(f.filename, f.lineno or 0) for f in frames if not f.filename.startswith((*_LIBRARIES, _HERE))]
+        where = f" at {lines[-1]}" if lines else ""
         raise UnreadableError(
             f"forward of {type(model).__name__} must be readable by torch.fx, which says{where}: {first_line(error)}"
         ) from None
@@ -273,9 +270,7 @@ def traced(
 
 def _caller(node: fx.Node) -> tuple[str, type[nn.Module]]:
     """Return path and type of the innermost module whose forward an operation belongs to."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path, kind = next(reversed(stack.values()), ("", nn.Sequential))
-    return str(path), kind
+    return next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", nn.Sequential))
 
 
 def kind_of(node: fx.Node) -> str:
@@ -290,8 +285,7 @@ def name_of(node: fx.Node) -> str:
     path = _caller(node)[0]
     if kind_of(node) != "function":
         return path
-    own = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{path or 'forward'}: {own}"
+    return f"{path or 'forward'}: {getattr(node.target, '__name__', node.target)}"
 
 
 def where(node: fx.Node) -> str:
