@@ -144,7 +144,7 @@ def _facts() -> dict[str, object]:
 
     from bronet.__about__ import __version__
     from bronet.cli.options import typed_command
-    from bronet.training.provenance import source_commit
+    from bronet.training.run import source_commit
 
     versions = {"bronet": __version__, "torch": torch.__version__}
     return {"command": typed_command(), "commit": source_commit(), "versions": versions}

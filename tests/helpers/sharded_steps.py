@@ -46,7 +46,7 @@ def trained(
     if sharded:
         processes.centre(model, over_all=True)
         shard(model, forward, device)
-    tally = Tally(eps=0.1, device=device, processes=processes if sharded else None)
+    tally = Tally(eps=0.1, device=device, processes=processes if sharded else Processes())
     step = TrainStep(recipe, model, tally, forward=forward)
     images, labels = images_and_labels(recipe, device)
     if sharded:

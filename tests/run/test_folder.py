@@ -12,8 +12,8 @@ from bronet.errors import BronetError
 from bronet.files import sealed
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import create_run, open_run
-from bronet.training import provenance, train
-from bronet.training.provenance import describe_run
+from bronet.training import train
+from bronet.training.run import describe_run, source_commit
 from generated_images import class_folders
 
 RECIPE = named_recipe("digits/quickstart")
@@ -88,10 +88,10 @@ def test_a_record_says_how_the_run_was_made(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_its_repository_may_be_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
-    assert provenance.source_commit() is None
+    monkeypatch.setattr("bronet.training.run.__file__", str(tmp_path / "run.py"))
+    assert source_commit() is None
     monkeypatch.setenv("BRONET_COMMIT", "747be9b")
-    assert provenance.source_commit() == "747be9b"
+    assert source_commit() == "747be9b"
 
 
 def test_a_run_remembers_the_names_of_its_own_classes(tmp_path: Path) -> None:

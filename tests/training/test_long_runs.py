@@ -89,7 +89,7 @@ def test_an_average_is_what_it_says_and_survives_an_interruption(tmp_path: Path)
     first = model.head.weight.detach().clone()
     with torch.no_grad():
         model.head.weight.fill_(1.0)
-    average.after_step()
+    average.take()
     torch.testing.assert_close(average.tensors()["head.weight"], 0.75 * first + 0.25)
 
     recipe = tiny_recipe("train.ema_decay=0.9")
@@ -132,7 +132,7 @@ def test_norms_of_averaged_weights_are_not_those_of_an_averaged_vector() -> None
     average = WeightAverage(model, decay=0.99)
     for _ in range(20):
         model.update_estimates(10)
-        average.after_step()
+        average.take()
     (layer,) = (part for part in model.modules() if isinstance(part, LipschitzRegularizedConv2d))
     before, known = layer.power_vector.clone(), layer.lipschitz_estimate().item()
     with average.in_place():
@@ -149,7 +149,7 @@ def test_a_broken_layer_is_named() -> None:
     recipe = tiny_recipe()
     model = build(recipe).train()
     pixels = next(digits(recipe).between(0, 1)).pixels
-    snapshot = Snapshot(model)
+    snapshot = Snapshot(model.state_dict())
     snapshot.take()
 
     def loss() -> torch.Tensor:

@@ -3,14 +3,14 @@
 Any values give 1-Lipschitz layers, so an average of networks is certified like any other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bronet.models import CertifiableModel
-from bronet.training.distributed import named_like, part_of, spread
+from bronet.training.distributed import numbered, part_of
 
 POWER_STEPS = 500
 """As many as the published evaluation takes; a vector near its random start needs hundreds."""
@@ -24,9 +24,9 @@ class Lookahead:
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, steps: int, alpha: float) -> None:
-        self.parameters, self.steps, self.alpha = parameters, steps, alpha
-        self.fast = [part_of(parameter) for parameter in parameters]
-        self.slow = [fast.clone() for fast in self.fast]
+        self.steps, self.alpha = steps, alpha
+        self.wholes = [parameter.detach().clone() for parameter in parameters]
+        self.fast, self.slow = list(map(part_of, parameters)), list(map(part_of, self.wholes))
         self.taken = torch.zeros((), dtype=torch.int64)
 
     @torch.no_grad()
@@ -38,28 +38,28 @@ class Lookahead:
             torch._foreach_copy_(self.fast, self.slow)
 
     def tensors(self) -> dict[str, Tensor]:
-        return named_like(self.parameters, self.slow, "slow") | {"taken": self.taken}
+        return numbered("slow", self.wholes) | {"taken": self.taken}
 
 
 class Snapshot:
-    """A copy of what this process holds of a model's weights and buffers, on its own device."""
+    """A copy of what this process holds of a model's state, on its own device."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.current = [part_of(tensor) for tensor in model.state_dict().values()]
-        self.kept = [tensor.clone() for tensor in self.current]
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self.wholes = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self.current, self.kept = list(map(part_of, state.values())), list(map(part_of, self.wholes.values()))
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the weights as they are."""
+        """Copy the state as it is."""
         torch._foreach_copy_(self.kept, self.current)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the kept weights back into the model."""
+        """Put the kept state back into the model."""
         torch._foreach_copy_(self.current, self.kept)
 
 
-class WeightAverage:
+class WeightAverage(Snapshot):
     """An exponential average (EMA) of the parameters and buffers of a model: not in the paper, an option of the recipe.
 
     After every step the average moves the share 1 - decay towards the model's weights and running means. Vectors of
@@ -68,32 +68,28 @@ class WeightAverage:
     """
 
     def __init__(self, model: CertifiableModel, *, decay: float) -> None:
+        super().__init__({name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()})
         self.model, self.decay = model, decay
-        self.averaged = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-        self.current = [part_of(tensor) for tensor in self.averaged.values()]
-        self.average = [tensor.clone() for tensor in self.current]
 
     @torch.no_grad()
-    def after_step(self) -> None:
+    def take(self) -> None:
         """Take the model's present weights into the average."""
-        torch._foreach_lerp_(self.average, self.current, 1 - self.decay)
+        torch._foreach_lerp_(self.kept, self.current, 1 - self.decay)
 
-    def tensors(self) -> dict[str, Tensor]:
-        named = zip(self.averaged.items(), self.average, strict=True)
-        return {name: spread(average, tensor) for (name, tensor), average in named}
-
-    @torch.no_grad()
-    def copy_to_model(self) -> None:
+    def restore(self) -> None:
         """Replace the model's weights and running means by the average, and estimate its norms anew."""
-        torch._foreach_copy_(self.current, self.average)
+        super().restore()
         self.model.update_estimates(POWER_STEPS)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the model hold the average inside, and what it held before afterwards."""
-        trained = Snapshot(self.model)
-        self.copy_to_model()
+        trained = Snapshot(self.model.state_dict())
+        self.restore()
         try:
             yield
         finally:
             trained.restore()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.wholes

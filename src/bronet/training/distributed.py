@@ -83,6 +83,9 @@ class Processes(Share):
         return result
 
 
+ALONE = Processes()
+
+
 class _Sum(torch.autograd.Function):
     """The sum over all processes. Every process's loss depends on it, so its gradient is summed as well."""
 
@@ -191,16 +194,6 @@ def part_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def spread(part: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor of which this is the part of this process, sharded as `like` is; nothing is sent."""
-    if not is_sharded(like):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    where = like.device_mesh, like.placements
-    return DTensor.from_local(part, *where, run_check=False, shape=like.shape, stride=like.stride())
-
-
 @torch.no_grad()
 def copy_wholes(wholes: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
     """Copy whole tensors into those of the same names, of which this process may hold parts."""
@@ -236,7 +229,6 @@ def gathered(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
     return found
 
 
-def named_like(wholes: Iterable[Tensor], parts: Iterable[Tensor], kind: str) -> dict[str, Tensor]:
-    """Return one tensor per parameter as "0.kind", "1.kind", ..., each sharded as its parameter is."""
-    pairs = enumerate(zip(parts, wholes, strict=True))
-    return {f"{index}.{kind}": spread(part, whole) for index, (part, whole) in pairs}
+def numbered(kind: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Return tensors, one per parameter, as "0.kind", "1.kind", ..."""
+    return {f"{index}.{kind}": tensor for index, tensor in enumerate(tensors)}

@@ -8,8 +8,8 @@ that gets warm slows down later.
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from bronet.models import build_model
 from bronet.models.create import require_memory
 from bronet.recipe.schema import Recipe
 from bronet.run.folder import RunFolder
-from bronet.training.distributed import Processes
+from bronet.training.distributed import ALONE
 from bronet.training.learner import Training
 from bronet.training.loop import Learner, training_loop
 from bronet.training.run import NUMBERS_PER_WEIGHT, RunOptions, checked_device, open_training
@@ -61,7 +61,7 @@ def forecast(
     """Return what training the recipe would take in one process, from a few seconds of it; nothing is written."""
     if not recipe.train.epochs:
         raise BronetError("train.epochs must be at least 1 to be timed, got 0")
-    place, processes = checked_device(device, recipe, RunOptions(workers=workers)), Processes()
+    place, processes = checked_device(device, recipe, RunOptions(workers=workers)), ALONE
     batches, _ = open_training(recipe, place, processes, data_dir=data_dir, workers=workers)
     model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed, device=place)
     if place.type == "cpu":
@@ -77,32 +77,27 @@ def forecast(
     return Forecast(count, training.total_steps, len(times), statistics.fmean(times), teacher_seconds, _peak_gib(place))
 
 
-class _Timed(Learner):
-    """Times the steps of another learner; `times` are those after the first few, or all if there are no others."""
-
-    def __init__(self, learner: Learner, device: torch.device) -> None:
-        self.learner, self.device = learner, device
-        self.times, self.warm_up, self.last = list[float](), WARM_UP[device.type], time.perf_counter()
-
-    def step(self, batch: Batch, number: int) -> None:
-        self.learner.step(batch, number)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
-        if number == self.warm_up:
-            self.times.clear()
-        self.times.append(now - self.last)
-        self.last = now
-
-
 def _times(learner: Learner, training: Training, total_steps: int) -> list[float]:
     """Return the seconds of some steps of a learner on the first batches of a training."""
-    device = training.batches.device
-    timed, last_step = _Timed(learner, device), min(total_steps, WARM_UP[device.type] + MEASURED_STEPS)
-    batches = prepared_ahead(training.batches.between(0, last_step), device)
-    enough = takewhile(lambda _: sum(timed.times) < MEASURED_SECONDS, batches)
-    training_loop(timed, enough, steps_per_epoch=total_steps + 1)
-    return timed.times
+    device, times = training.batches.device, list[float]()
+    warm_up = WARM_UP[device.type]
+
+    def batches() -> Iterator[Batch]:
+        """Yield a batch for each step, and time it from the wish for the batch to the wish for the next one."""
+        last_step, began = min(total_steps, warm_up + MEASURED_STEPS), time.perf_counter()
+        for number, batch in enumerate(prepared_ahead(training.batches.between(0, last_step), device)):
+            yield batch
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            began, before = time.perf_counter(), began
+            if number == warm_up:  # the steps before it count only if there are no others
+                times.clear()
+            times.append(began - before)
+            if sum(times) >= MEASURED_SECONDS:
+                return
+
+    training_loop(learner, batches(), steps_per_epoch=total_steps + 1)
+    return times
 
 
 def _peak_gib(device: torch.device) -> float | None:

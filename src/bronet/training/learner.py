@@ -8,7 +8,7 @@ named is where the bad batch breaks with them.
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from bronet.recipe.schema import Recipe, parse_budget
 from bronet.run.folder import RunFolder, remove_leftovers
 from bronet.training.average import Snapshot, WeightAverage
 from bronet.training.checkpoint import Checkpoints, save_model
-from bronet.training.distributed import Processes, Stored, forward_over_all, is_sharded, part_of
+from bronet.training.distributed import ALONE, Processes, Stored, forward_over_all, is_sharded, part_of
 from bronet.training.loop import Learner, stop_requests, training_loop
 from bronet.training.optimizers import learning_rate
 from bronet.training.statistics import Display, Stopwatch, Tally, validate
@@ -52,7 +52,7 @@ class Training(Learner):
     model: CertifiableModel
     batches: MixedBatches
     run: RunFolder
-    processes: Processes = field(default_factory=Processes)
+    processes: Processes = ALONE
     held_out: ImageSet | None = None
     tracker: "SummaryWriter | None" = None
     fsdp: bool = False
@@ -67,11 +67,11 @@ class Training(Learner):
         together = forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp)
         self.train_step = TrainStep(recipe, model, self.tally, forward=together)
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None
-        parts = {"lookahead": self.train_step.lookahead, "average": self.average}
-        stored: dict[str, Stored] = {"optimizer": self.train_step.optimizer}
-        stored |= {name: part for name, part in parts.items() if part is not None}
+        parts: dict[str, Stored | None] = {"optimizer": self.train_step.optimizer}
+        parts |= {"lookahead": self.train_step.lookahead, "average": self.average}
+        stored = {name: part for name, part in parts.items() if part is not None}
         self.checkpoints = Checkpoints(self.run, recipe, model, stored, self.tally, processes)
-        self.snapshot, self.display, self.watch, self.rate = Snapshot(model), Display(), Stopwatch(), 0.0
+        self.snapshot, self.display, self.watch, self.rate = Snapshot(model.state_dict()), Display(), Stopwatch(), 0.0
         self.teacher_accuracy = math.nan
 
     def fit(self, *, resume: bool = False, progress: bool = True) -> None:
@@ -101,7 +101,7 @@ class Training(Learner):
             rest = prepared_ahead(batches.between(first_step, self.total_steps), batches.device)
             training_loop(self, rest, steps_per_epoch=count, first_step=first_step, stop=stop, processes=processes)
         if self.average is not None:
-            self.average.copy_to_model()
+            self.average.restore()
         if self.tracker is not None:
             self.tracker.close()
 
@@ -112,7 +112,7 @@ class Training(Learner):
         eps = emma_budget(self.recipe.loss, step=number, total_steps=total)
         self.train_step(batch.pixels, batch.labels, number=number, learning_rate=self.rate, emma_eps=eps)
         if self.average is not None:
-            self.average.after_step()
+            self.average.take()
         self.watch.images += self.recipe.train.batch_size
         self.batch = batch
 
@@ -216,12 +216,11 @@ class Training(Learner):
             self.tracker.add_images("images", self.batch.pixels[:PICTURES], epoch)
 
 
-def find_bad_layer(model: CertifiableModel, loss: Callable[[], Tensor], processes: Processes | None = None) -> str:
+def find_bad_layer(model: CertifiableModel, loss: Callable[[], Tensor], processes: Processes = ALONE) -> str:
     """Return in words where `loss` breaks with the model's present weights: forward, backward, or not yet.
 
     All processes of a run must call it: those of a sharded model can only go forward and backward together.
     """
-    processes = processes or Processes()
     model.zero_grad(set_to_none=True)
     seen: list[str] = []
 

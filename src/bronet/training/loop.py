@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from bronet.data import Batch
-from bronet.training.distributed import Processes
+from bronet.training.distributed import ALONE, Processes
 
 CHECK_EVERY = 20
 """Steps between two checks of how training goes: each check waits for the device."""
@@ -86,10 +86,10 @@ def training_loop(
     steps_per_epoch: int,
     first_step: int = 0,
     stop: StopRequest | None = None,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Take a step on every batch; the first of them has the number `first_step`."""
-    stop, processes = stop or StopRequest(), processes or Processes()
+    stop = stop or StopRequest()
     for step, batch in enumerate(batches, start=first_step + 1):
         learner.step(batch, step - 1)
         ends_epoch = step % steps_per_epoch == 0

@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import OptimRecipe
-from bronet.training.distributed import Stored, named_like, part_of
+from bronet.training.distributed import Stored, numbered, part_of
 from bronet.training.manifold import ManifoldAdam
 from bronet.training.muon import Muon
 
@@ -82,19 +82,17 @@ class SGD:
     """SGD with momentum, torch's; on a GPU of the kind that reads its rate from the device, the fused one."""
 
     def __init__(self, parameters: Sequence[Parameter], *, momentum: float, weight_decay: float) -> None:
-        self.parameters, self.momentum, self.weight_decay = parameters, momentum, weight_decay
-        self.parts = [part_of(parameter) for parameter in parameters]
-        self.momenta = [torch.zeros_like(part) for part in self.parts]
-        self.on_gpu = self.parts[0].is_cuda
-        self.rate: Tensor | float = torch.zeros((), device=self.parts[0].device) if self.on_gpu else 0.0
+        self.momentum, self.weight_decay, self.on_gpu = momentum, weight_decay, parameters[0].is_cuda
+        self.momenta = [torch.zeros_like(parameter) for parameter in parameters]
+        self.states = [(p, part_of(p), part_of(m)) for p, m in zip(parameters, self.momenta, strict=True)]
+        self.rate: Tensor | float = torch.zeros((), device=parameters[0].device) if self.on_gpu else 0.0
 
     def prepare(self, rate: float) -> None:
         self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
 
     @torch.no_grad()
     def step(self) -> None:
-        states = zip(self.parameters, self.parts, self.momenta, strict=True)
-        found = [(part, part_of(p.grad), momentum) for p, part, momentum in states if p.grad is not None]
+        found = [(part, part_of(p.grad), momentum) for p, part, momentum in self.states if p.grad is not None]
         parts, gradients, momenta = map(list, zip(*found, strict=True))
         sgd(
             parts,
@@ -111,7 +109,7 @@ class SGD:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        return named_like(self.parameters, self.momenta, "momentum")
+        return numbered("momentum", self.momenta)
 
 
 class NAdam:
@@ -123,13 +121,13 @@ class NAdam:
     """
 
     def __init__(self, parameters: Sequence[Parameter], *, weight_decay: float) -> None:
-        self.parameters, self.weight_decay = parameters, weight_decay
-        self.parts = [part_of(parameter) for parameter in parameters]
-        self.first, self.second = ([torch.zeros_like(part) for part in self.parts] for _ in range(2))
+        self.weight_decay, self.on_gpu = weight_decay, parameters[0].is_cuda
+        self.first, self.second = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
+        each = zip(parameters, self.first, self.second, strict=True)
+        self.states = [(p, part_of(p), part_of(m), part_of(v)) for p, m, v in each]
         self.count, self.mu_product = torch.zeros(()), torch.ones(())
-        self.on_gpu = self.parts[0].is_cuda
         self.coefficients = [0.0] * 3
-        self.on_device = torch.zeros(3, device=self.parts[0].device)
+        self.on_device = torch.zeros(3, device=parameters[0].device)
 
     def prepare(self, rate: float) -> None:
         """Count a step and compute its coefficients; nothing waits for the device."""
@@ -145,9 +143,8 @@ class NAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        states = zip(self.parameters, self.parts, self.first, self.second, strict=True)
         # A process may hold nothing of a short parameter.
-        found = [(part, part_of(p.grad), m, v) for p, part, m, v in states if p.grad is not None and part.numel()]
+        found = [(part, part_of(p.grad), m, v) for p, part, m, v in self.states if p.grad is not None and part.numel()]
         if self.on_gpu:
             from bronet.kernels.nadam import update
 
@@ -173,6 +170,5 @@ class NAdam:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return both moments of every parameter, and two numbers that count the steps of all."""
-        first = named_like(self.parameters, self.first, "exp_avg")
-        second = named_like(self.parameters, self.second, "exp_avg_sq")
-        return {"step": self.count, "mu_product": self.mu_product} | first | second
+        moments = numbered("exp_avg", self.first) | numbered("exp_avg_sq", self.second)
+        return {"step": self.count, "mu_product": self.mu_product} | moments

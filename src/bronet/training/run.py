@@ -1,6 +1,4 @@
-"""A whole run, from a recipe to a folder with trained weights.
-
-It sets the stage (processes, folder, images, model), calls the one loop, and writes what the next stage reads.
+"""A whole run, from a recipe to a folder with trained weights and a record of how they were made.
 
 The held-out images depend on the data set and their number only, so that runs with other seeds are tuned on the same
 images. The test set is never part of them, nor of those that are trained on.
@@ -8,14 +6,20 @@ images. The test set is never part of them, nor of those that are trained on.
 
 import math
 import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from bronet.__about__ import __version__
 from bronet.data import (
     DecodedStream,
     FileSet,
@@ -28,7 +32,7 @@ from bronet.data import (
     stratified_split,
 )
 from bronet.errors import BronetError
-from bronet.files import held
+from bronet.files import Json, held
 from bronet.models import CertifiableModel, build_model
 from bronet.models.create import require_memory
 from bronet.recipe.schema import DATASETS, DataRecipe, Recipe
@@ -36,10 +40,10 @@ from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.training.checkpoint import check_recipe, save_model
 from bronet.training.distributed import Processes, joined_processes
 from bronet.training.learner import Training
-from bronet.training.provenance import describe_run
 from bronet.training.statistics import tensorboard_writer
 
 HELD_OUT_SEED = 0
+GIT_SECONDS = 5
 NUMBERS_PER_WEIGHT = 3
 """That training holds at least: the weight, its gradient and a moment."""
 WORKSPACE_VARIABLE, WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -103,23 +107,19 @@ def train(
         finished = resume and run.weights.exists()  # such a run keeps its weights and its record
         images = Path(data_dir) if data_dir else None
         batches, held_out = open_training(recipe, place, processes, data_dir=images, workers=options.workers)
-        # What is sharded need not fit on one device.
-        first_place = torch.device("cpu") if options.fsdp else place
         if model is None:
             model = build_model(recipe.model, recipe.data.spec(), seed=recipe.train.seed)
-        model = model.to(first_place)
+        model = model.to("cpu" if options.fsdp else place)  # what is sharded need not fit on one device
         if place.type == "cpu" and not options.fsdp:
             require_memory(model, copies=NUMBERS_PER_WEIGHT)
         if processes.is_main:
             end.enter_context(held(folder))
-        if processes.is_main and not resume:
-            advice = "go on with it (--resume), replace it (--overwrite) or choose another"
-            create_run(folder, recipe, overwrite=overwrite, advice=advice)
+            if not resume:
+                advice = "go on with it (--resume), replace it (--overwrite) or choose another"
+                create_run(folder, recipe, overwrite=overwrite, advice=advice)
         processes.wait()
-        record = describe_run(recipe, device=place, command=command) | {
-            "processes": processes.world,
-            "steps": batches.steps_per_epoch * recipe.train.epochs,
-        }
+        record = describe_run(recipe, device=place, command=command)
+        record |= {"processes": processes.world, "steps": batches.steps_per_epoch * recipe.train.epochs}
         if recipe.data.name not in DATASETS:  # the names of its folders, on which labels rest
             record["classes"] = list(batches.classes)
         tracker = tensorboard_writer()(str(run.tracking)) if options.track and processes.is_main else None
@@ -204,6 +204,45 @@ def split_images(
         return whole, None
     kept, held = stratified_split(whole.labels, recipe.held_out, HELD_OUT_SEED)
     return whole.subset(kept), whole.subset(held)
+
+
+def describe_run(recipe: Recipe, *, device: torch.device, command: str | None) -> Json:
+    """Return what a record says besides times: command, commit, seed, device and versions."""
+    versions = {"bronet": __version__, "python": platform.python_version()}
+    return {
+        "recipe": recipe.name,
+        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": source_commit(),
+        "seed": recipe.train.seed,
+        "precision": recipe.train.precision,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "versions": versions | {"torch": torch.__version__, "numpy": np.__version__},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def source_commit() -> str | None:
+    """Return the git commit this package runs from, with "+changes" if it was edited; None when unknown.
+
+    An installed copy has none, even inside another repository: the source file must be tracked. BRONET_COMMIT may tell
+    it to a copy of the source without its repository, as on a cluster.
+    """
+    here = Path(__file__)
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return os.environ.get("BRONET_COMMIT")
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if commit and changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 @contextmanager

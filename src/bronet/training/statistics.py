@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from jaxtyping import Float64
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from bronet.data import ImageSet
@@ -23,7 +23,7 @@ from bronet.errors import BronetError
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import certified_at, margin_radius
-from bronet.training.distributed import Processes, is_sharded
+from bronet.training.distributed import ALONE, Processes, is_sharded
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -52,9 +52,8 @@ class Tally:
     from a tally is of all processes together.
     """
 
-    def __init__(self, *, eps: float, device: torch.device | str, processes: Processes | None = None) -> None:
-        self.eps = eps
-        self.processes = processes or Processes()
+    def __init__(self, *, eps: float, device: torch.device | str, processes: Processes = ALONE) -> None:
+        self.eps, self.processes = eps, processes
         self.fresh: Float64[Tensor, "5"] = torch.tensor([0.0, 0, 0, 0, NEVER], dtype=torch.float64, device=device)
         self.sums = self.fresh.clone()
 
@@ -121,8 +120,8 @@ def validate(
 class Display:
     """A live bar over all steps on a terminal, within 80 columns; a line per epoch elsewhere; or nothing.
 
-    The bar shows while its context is entered. The time left follows from all steps since the first update, so that it
-    does not jump when a single step takes long.
+    The bar shows while its context is entered. The time left follows from many steps, so that it does not jump when a
+    single one takes long.
     """
 
     def __init__(self, *, enabled: bool = False, total_steps: int = 0, first_step: int = 0) -> None:
@@ -132,12 +131,12 @@ class Display:
             BarColumn(bar_width=BAR_WIDTH),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
             console=self.console,
             disable=not self.live,
+            speed_estimate_period=math.inf,
         )
         self.task = self.bar.add_task("training", total=total_steps, completed=first_step, numbers="")
-        self.total_steps, self.left = total_steps, ""
-        self.first: tuple[int, float] | None = None
 
     def before(self, line: str) -> None:
         """Show on the bar what is done before the first step."""
@@ -146,20 +145,14 @@ class Display:
     def update(self, *, step: int, summary: Summary, images_per_second: float) -> None:
         """Move the bar to where the run stands after `step` steps."""
         loss, accuracy, certified = summary
-        now = time.perf_counter()
-        first_step, began = self.first = self.first or (step, now)
-        if step > first_step:
-            seconds = (now - began) / (step - first_step) * (self.total_steps - step)
-            self.left = f"  {timedelta(seconds=round(seconds))}" if seconds else ""
-        numbers = (
-            f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s{self.left}"
-        )
+        numbers = f"loss {loss:.3f}  acc {accuracy:.1%}  cert {certified:.1%}  {images_per_second:,.0f} img/s"
         self.bar.update(self.task, completed=step, numbers=numbers)
 
     def epoch(self, line: str) -> None:
         """Print the line of a finished epoch and the time left, where there is no bar."""
         if not self.live:
-            left = f"{self.left} left" if self.left else ""
+            seconds = self.bar.tasks[0].time_remaining
+            left = f"  {timedelta(seconds=round(seconds))} left" if seconds else ""
             self.console.print(f"{line}{left}", markup=False, highlight=False, soft_wrap=True)
 
 
