@@ -19,8 +19,8 @@ from bronet import BronetError, build_model, prove
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.data import load_dataset
-from bronet.export import Format, export_model, files
-from bronet.export.frozen_program import frozen_program
+from bronet.export import Format, export_model
+from bronet.export.program import frozen_program, onnx_runner
 from bronet.layers import CONVOLUTIONS, Flatten, LastLayerNormalized, LipschitzLayer, frozen
 from bronet.models import CertifiableModel
 from bronet.proof.proved_map import ProvedMap, exact
@@ -58,7 +58,7 @@ def of_run(home: Path) -> CertifiableModel:
 
 @torch.no_grad()
 def test_the_onnx_file_gives_the_float32_logits_for_any_batch(folder: Path) -> None:
-    run, model = files.onnx_runner(folder / "runs" / "quickstart" / "model.onnx"), of_run(folder)
+    run, model = onnx_runner(folder / "runs" / "quickstart" / "model.onnx"), of_run(folder)
     digits = load_dataset("digits", "test")
     for count in (1, 2, 33):
         images = digits.pixels(torch.arange(count))
@@ -202,7 +202,7 @@ class Remembering(Identity):
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST_SINGLE_FILE", 0)
+    monkeypatch.setattr("bronet.export.program.LARGEST_SINGLE_FILE", 0)
     done = export_model(One(Flat()), tmp_path / "model.onnx", classes=["no", "yes"])
     data = tmp_path / f"model-{done.facts.weights_sha256[:12]}.data"
     assert sorted(tmp_path.iterdir()) == sorted([data, done.path])
@@ -239,6 +239,6 @@ def test_wrong_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export_model(One(Flat()), tmp_path / "model.onnx", format=Format.TORCH)
     with pytest.raises(BronetError, match="classes must name all 2 outputs of the model, got 3 names"):
         export_model(One(Flat()), tmp_path / "model.onnx", classes=["a", "b", "c"])
-    monkeypatch.setattr(files, "_NEEDED", ("no_such_package",))
+    monkeypatch.setattr("bronet.export.program._NEEDED", ("no_such_package",))
     with pytest.raises(BronetError, match=r"needs the package no_such_package; .* pip install 'bronet\[onnx\]'"):
         export_model(One(Flat()), tmp_path / "model.onnx")

@@ -14,7 +14,7 @@ from bronet.certificates.execution import execute_run
 from bronet.certificates.run import certify_run
 from bronet.cli import app
 from bronet.data import load_dataset
-from bronet.export.frozen_program import proved_program
+from bronet.export.program import proved_program
 from bronet.graph.network import ProvedNetwork
 from bronet.layers import BROConv2d, BROLinear, Flatten, LastLayerNormalized, MaxMin
 from bronet.proof.proved_map import FLOAT32, executed_in

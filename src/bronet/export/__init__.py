@@ -1,6 +1,6 @@
 """A network as one file of plain products, for ONNX runtimes or torch.export (docs/export.md)."""
 
-from bronet.export.files import ExportFacts
+from bronet.export.program import ExportFacts
 from bronet.export.run import Exported, export_model, export_run, verify_programs
 from bronet.wording import Format
 

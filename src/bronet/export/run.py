@@ -13,11 +13,17 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
 from bronet.errors import BronetError
-from bronet.export import files
-from bronet.export.frozen_program import frozen_program, proved_program
+from bronet.export.program import (
+    ExportFacts,
+    Runner,
+    content_of,
+    frozen_program,
+    proved_program,
+    require_onnx,
+    write_program,
+)
 from bronet.files import replace_file, write_object
 from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
@@ -41,7 +47,7 @@ class Exported:
     """
 
     path: Path
-    facts: files.ExportFacts
+    facts: ExportFacts
     images: int
     from_float32: float
     from_float64: float
@@ -64,15 +70,13 @@ def export_run(
         raise BronetError(
             f"a proved program must have a certificate of its network, got none in {run.path}; certify it"
         )
-    classes = certificate.classes if certificate else ()
-    hashed = network["weights_sha256"]
     done = export_model(
         load_model(run),
         path,
         image_shape=run.recipe.data.spec().shape,
         format=format,
-        classes=classes,
-        weights_sha256=hashed,
+        classes=certificate.classes if certificate else (),
+        weights_sha256=network["weights_sha256"],
         proved=proved,
     )
     if proved and certificate is not None:
@@ -91,16 +95,17 @@ def verify_programs(run: RunFolder | Path | str) -> list[Path]:
     run = open_run(run)
     named = read_certificate(run.certificate(run.certified_split()).facts).programs
     there = {program: run.path / program.name for program in named if (run.path / program.name).is_file()}
-    network = prove(load_model(run), run.recipe.data.spec().shape) if there else None
+    if not there:
+        return []
+    network = prove(load_model(run), run.recipe.data.spec().shape)
+    facts = ExportFacts.of(network, classes=(), weights_sha256="", proved=True)
     for program, path in there.items():
         check_same(program.name, file_hash(path), program.sha256)
-        assert network is not None
         format = Format.TORCH if path.suffix == Format.TORCH.suffix else Format.ONNX
         with TemporaryDirectory() as folder:
             again = Path(folder) / path.name
-            facts = files.ExportFacts.of(network, classes=(), weights_sha256="", proved=True)
-            _write(again, format, proved_program(network), facts, weights=again.with_suffix(".data"))
-            (operations, numbers), (wanted, expected) = files.content_of(path, format), files.content_of(again, format)
+            write_program(again, format, proved_program(network), facts, weights=again.with_suffix(".data"))
+            (operations, numbers), (wanted, expected) = content_of(path, format), content_of(again, format)
         check_same(f"operations of {program.name}", operations == wanted and numbers.keys() == expected.keys(), True)
         for name, number in numbers.items():
             same = number.shape == expected[name].shape and torch.allclose(number, expected[name], rtol=1e-9, atol=0)
@@ -130,19 +135,19 @@ def export_model(
     if path.suffix != format.suffix:
         raise BronetError(f"a file of format {format} must end in {format.suffix}, got {path}")
     if format is Format.ONNX:
-        files.require_onnx()
+        require_onnx()
     model = copy.deepcopy(model).to(device="cpu").eval()
     model = model if proved else model.to(dtype=torch.float32)
     network = prove(model, image_shape)
     hashed = weights_sha256 or _weights_hash(model)
-    facts = files.ExportFacts.of(network, classes=classes, weights_sha256=hashed, proved=proved)
+    facts = ExportFacts.of(network, classes=classes, weights_sha256=hashed, proved=proved)
     program = proved_program(network) if proved else frozen_program(model, network.image_shape)
     weights = path.with_name(f"{path.stem}-{facts.weights_sha256[:12]}.data")  # of a file that cannot hold them
     was_there = weights.exists()
     measured: list[tuple[float, float]] = []
 
     def write_and_run(temporary: Path) -> None:
-        runner = _write(temporary, format, program, facts, weights=weights)
+        runner = write_program(temporary, format, program, facts, weights=weights)
         measured.append(_differences(runner, model.float(), network, torch.float64 if proved else torch.float32))
 
     try:
@@ -154,32 +159,20 @@ def export_model(
     return Exported(path, facts, sum(_BATCHES), *measured[0])
 
 
-def _write(
-    path: Path, format: Format, program: ExportedProgram, facts: files.ExportFacts, *, weights: Path
-) -> files.Runner:
-    if format is Format.ONNX:
-        return files.write_onnx(path, program, facts, weights=weights)
-    return files.write_torch(path, program, facts)
+def _differences(runner: Runner, model: nn.Module, network: ProvedNetwork, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the largest differences of the file's logits from the model's and from the proof's.
 
-
-def _differences(
-    runner: files.Runner, model: nn.Module, network: ProvedNetwork, dtype: torch.dtype
-) -> tuple[float, float]:
-    """Return the largest differences of the file's logits from the model's, in float32 and float64.
-
-    Raise if those from the logits in the file's own dtype are large.
+    Raise if the one in the file's own dtype is large, or no number.
     """
     generator = torch.Generator().manual_seed(0)
-    found = {torch.float32: 0.0, torch.float64: 0.0}
-    largest = 1.0
+    batches = [torch.rand(count, *network.image_shape, generator=generator) for count in _BATCHES]
     with frozen(model):
-        for count in _BATCHES:
-            images = torch.rand(count, *network.image_shape, generator=generator)
-            logits, expected = runner(images.to(dtype)).double(), model(images).double()
-            largest = max(largest, float(expected.abs().max()))
-            found[torch.float32] = max(found[torch.float32], float((logits - expected).abs().max()))
-            exact = network.logits(images)
-            found[torch.float64] = max(found[torch.float64], float((logits - exact).abs().max()))
+        logits, wanted, proved = (
+            torch.cat([run(images).double() for images in batches])
+            for run in (lambda images: runner(images.to(dtype)), model, network.logits)
+        )
+    largest = max(1.0, float(wanted.abs().max()))
+    found = {torch.float32: float((logits - wanted).abs().max()), torch.float64: float((logits - proved).abs().max())}
     if not found[dtype] <= _LARGEST_DIFFERENCE[dtype] * largest:
         raise BronetError(
             f"logits of the exported file must be within {_LARGEST_DIFFERENCE[dtype]:g} of the model's, relative to "
