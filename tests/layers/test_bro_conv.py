@@ -127,11 +127,6 @@ def test_hostile_weights_keep_the_bound_and_the_output_finite(weight: str) -> No
     assert values.isfinite().all()
     assert values.max() <= conv.lipschitz_bound((3, 3)) * (1 + 1e-12)
     assert singular_values(conv, (4, 3, 3)).max() <= 1 + 1e-6
-    assert conv.lipschitz_bound((3, 3)) <= conv.lipschitz_bound()
-
-
-def test_bound_without_a_size_is_close_to_one() -> None:
-    assert 1 <= BROConv2d(512, 512, rank=128).lipschitz_bound() < 1 + 1e-5
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ KINDS = list(CONVOLUTIONS)
 ANY_PADDING = ["bro", "lot", "cayley", "cholesky", "sandwich", "lipreg"]
 ODD = ["soc", "bcop", "aol", "cpl", "sll", "standard"]
 ONE_MODE = {"eco": "zeros", "lipreg": "circular"}
-NEEDS_SIZE = ["lot", "cayley", "cholesky", "bcop", "sandwich", "standard", "cpl"]
+NEEDS_SIZE = ["bro", "lot", "cayley", "cholesky", "bcop", "sandwich", "standard", "cpl"]
 SIZE = (6, 4)
 
 NAMES = {

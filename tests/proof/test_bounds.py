@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from bronet import BronetError
 from bronet.proof.proved_map import Product, ProvedMap, gamma, rounding_of_products, up
-from bronet.proof.reflector import a_priori_reflector_norm
 from bronet.proof.spectral import (
     absolute_norm,
     circulant_norm,
@@ -112,11 +111,6 @@ def test_gamma_and_up_round_up() -> None:
     assert Fraction(up(0.1)) > Fraction(0.1)
     with pytest.raises(BronetError, match="a bound must be finite"):
         up(float("inf"))
-
-
-def test_a_priori_bound_needs_a_ridge_above_rounding() -> None:
-    with pytest.raises(BronetError, match="ridge must exceed the rounding"):
-        a_priori_reflector_norm(64, 16, ridge=0.0)
 
 
 @pytest.mark.parametrize("name", ["lipschitz", "gain", "offset"])

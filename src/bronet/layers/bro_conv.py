@@ -39,13 +39,7 @@ from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gamma, norm_of_products, rounding_of_products, up
-from bronet.proof.reflector import (
-    FourierFrame,
-    a_priori_reflector_norm,
-    factor_norm,
-    orthonormal_factor,
-    reflector_norm,
-)
+from bronet.proof.reflector import FourierFrame, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.spectral import absolute_norm
 
 
@@ -141,10 +135,6 @@ class BROConv2d(Convolution[_Key, Weights], PreparedLayer[_Key, Weights]):
 
         bound = reflector_norm(up(Q_norm**2 * frame.norm**2))
         return ProvedMap(apply, (self.out_channels, *windows.target.size), bound, gain, up(2 * lost))
-
-    def bound_for_every_size(self) -> float:
-        """Return the bound that holds for every parameter, looser than those for a known size."""
-        return a_priori_reflector_norm(self.weight.shape[0], self.rank, ridge=self.ridge)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}, keep_padding={self.keep_padding}"

@@ -19,13 +19,8 @@ from bronet.errors import BronetError
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled, with_ridge
-from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma_of_proof, up
+from bronet.proof.proved_map import Product, up
 from bronet.proof.spectral import absolute_norm, gram_error, largest_eigenvalue, largest_singular_value
-
-# Any grid a layer can be given is narrower than this; its Fourier basis is then orthonormal to within this defect: N^4
-# entries of size sqrt(2)/N, each wrong by TRIGONOMETRIC_ULPS of itself at most, move D'D by 2 sqrt(2) N times that.
-_WIDEST_GRID = 2**16
-_BASIS_DEFECT = 4 * TRIGONOMETRIC_ULPS * UNIT_ROUNDOFF * _WIDEST_GRID
 
 
 @dataclass(frozen=True)
@@ -87,21 +82,3 @@ def factor_norm(Q: Float[Tensor, "*batch m n"]) -> float:
 def reflector_norm(squared: float) -> float:
     """Return max(1, 2 lambda - 1) for lambda = `squared`, an upper bound on the squared norm of Q'D."""
     return max(1.0, up(2 * squared - 1))
-
-
-def a_priori_reflector_norm(c: int, n: int, *, ridge: float) -> float:
-    """Return a bound that holds for every parameter and every grid, without looking at either.
-
-    From the backward errors of the three steps that make Q (Gram matrix, Cholesky, triangular solve): once the ridge
-    outweighs the first two, L L' dominates A'A, and the third moves |Q| by kappa at most. Looser than the bound for a
-    known grid, and it assumes that the solver is row-wise backward stable (substitution).
-    """
-    relative = ridge / (2 * n)
-    defect = gamma_of_proof(2 * c) + 4 * gamma_of_proof(2 * n + 2)
-    if relative <= 2 * defect:
-        raise BronetError(
-            f"ridge must exceed the rounding of a {2 * c} x {2 * n} Gram matrix, got {ridge}; pass input_size"
-        )
-    condition = (1 + ridge + 2 * n * defect) / (relative - defect)
-    kappa = gamma_of_proof(2 * n) * math.sqrt(2 * n * condition)
-    return reflector_norm(up((1 + _BASIS_DEFECT) / (1 - kappa) ** 2))
