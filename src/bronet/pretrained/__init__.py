@@ -4,8 +4,7 @@ Some have a name, such as "bronet-digits/digits" (`places` says where they lie);
 named by its path. Reading such a folder never runs code.
 """
 
-from bronet.pretrained.create import create_model, list_models
-from bronet.pretrained.network import TrainedNetwork, find_network, load_pretrained
+from bronet.pretrained.network import TrainedNetwork, create_model, find_network, list_models, load_pretrained
 from bronet.pretrained.places import pretrained_names
 from bronet.pretrained.saving import push_to_hub, save_pretrained, unpack
 

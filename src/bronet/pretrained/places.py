@@ -130,25 +130,21 @@ def named_folder(name: str) -> Path:
             raise hub_error(repo_id, error) from None
     if name in packaged_names():
         return package_home() / name
-    homes = _homes()
-    for network in published_networks():
-        if network.name == name:
-            return published_folder(network, homes)
-    raise BronetError(
-        f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
-        f"the names are {', '.join(pretrained_names())}; looked in {_listed(homes)}"
-    )
+    homes, network = _homes(), _of_the_manifest(name)
+    if network is None:
+        raise BronetError(
+            f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
+            f"the names are {', '.join(pretrained_names())}; looked in {_listed(homes)}"
+        )
+    return published_folder(network, homes)
 
 
 def how_to_get(name: str) -> str:
     """Return how to get a published network onto this machine; empty for one that is on it. Nothing is downloaded."""
-    homes = _homes()
-    for network in published_networks():
-        if network.name == name and _found(network, homes) is None:
-            return (
-                f"downloaded from {network.url} when it is asked for" if network.url else _by_hand(network, homes[-1])
-            )
-    return ""
+    homes, network = _homes(), _of_the_manifest(name)
+    if network is None or _found(network, homes) is not None:
+        return ""
+    return f"downloaded from {network.url} when it is asked for" if network.url else _by_hand(network, homes[-1])
 
 
 def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
@@ -157,10 +153,8 @@ def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
     Guaranteed: its configuration, which names the weights by their hash, is the published one.
     """
     if (found := _found(network, homes)) is not None:
-        for file in network.files:
-            if file.name == CONFIG:
-                remedy = f"delete {found} and get {network.name} again"
-                check_digest(found / CONFIG, file.sha256, named=str(found / CONFIG), remedy=remedy)
+        config, remedy = network.files[-1], f"delete {found} and get {network.name} again"
+        check_digest(found / CONFIG, config.sha256, named=str(found / CONFIG), remedy=remedy)
         return found
     folder = homes[-1] / network.name
     if not network.url:
@@ -179,6 +173,10 @@ def published_folder(network: PublishedNetwork, homes: Sequence[Path]) -> Path:
 def _homes() -> list[Path]:
     """Return the folders that named networks may lie in, in the order in which they are looked into."""
     return [home for home in (package_home(), checkout_home(), user_home()) if home is not None]
+
+
+def _of_the_manifest(name: str) -> PublishedNetwork | None:
+    return next((network for network in published_networks() if network.name == name), None)
 
 
 def _found(network: PublishedNetwork, homes: Sequence[Path]) -> Path | None:

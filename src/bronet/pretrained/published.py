@@ -11,9 +11,10 @@ Loading never runs code: what is no plain tensor, number or text is refused by t
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -42,7 +43,6 @@ USUAL = {
     "use_lln": True,
 }
 """Settings of the published BRONet that its tensors do not show, as its configurations have them."""
-Form = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Held:
 
     name: str
     index: int | None = None
-    form: Form = lambda theirs: theirs
+    form: Callable[[Tensor], Tensor] = lambda theirs: theirs
 
 
 def import_published(file: Path | str, folder: Path | str, *, overwrite: bool = False) -> RunFolder:
@@ -63,8 +63,7 @@ def import_published(file: Path | str, folder: Path | str, *, overwrite: bool = 
     base = "cifar10/bronet-m" if isinstance(architecture, BRONetArchitecture) else "cifar100/lipconvnet-10-32"
     name = f"published-{architecture.family}"
     recipe = replace(named_recipe(base), name=name, data=DataRecipe(name=spec.name), model=architecture)
-    advice = "overwrite replaces it"
-    run = create_run(Path(folder), recipe, overwrite=overwrite, advice=advice)
+    run = create_run(Path(folder), recipe, overwrite=overwrite, advice="overwrite replaces it")
     save_weights(run.weights, state, recipe=recipe)
     run.write_record({"imported": Path(file).name})
     return run
@@ -80,7 +79,7 @@ def read_published(path: Path) -> tuple[Architecture, DatasetSpec, dict[str, Ten
         raise BronetError(f"{path} holds {len(left)} tensors of another network, the first is {left[0]}")
     outline = build_model(architecture, spec, device="meta").state_dict()  # before anything of its size is made
     wanted = {ours: tensor for ours, tensor in outline.items() if not ours.endswith(OWN)}
-    found: dict[str, Tensor] = {}
+    found = dict[str, Tensor]()
     layers = Counter(entry.name for entry in held.values() if entry.index is not None)
     for ours, entry in held.items():
         tensor = _tensor(theirs, entry.name, path)
@@ -227,16 +226,12 @@ def _lipconvnet(theirs: Mapping[str, Tensor], path: Path) -> Read:
     spec = _data(2**STAGES * round((features / planes) ** 0.5), classes, path)
     ours = "head.linear.weight" if head.ndim == 4 else "head.weight"
     held = {ours: Held("last_layer.weight", form=_of_one_pixel), "head.bias": Held("last_layer.bias")}
-    for stage, block in _blocks(blocks):
+    for stage, block in product(range(STAGES), range(blocks)):
         is_last = (stage, block) == (STAGES - 1, blocks - 1)
         ours, name = f"stages.{stage}.{block}.{'1.' if is_last else ''}", f"layer{stage + 1}.{block}.conv"
         held[f"{ours}linear.weight"] = Held(f"{name}.weight", form=_of_one_pixel if is_last else lambda V: V)
         held[f"{ours}shift.bias"] = Held(f"{name}.bias")
     return architecture, spec, held
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    return ((stage, block) for stage in range(STAGES) for block in range(count))
 
 
 def _of_one_pixel(weight: Tensor) -> Tensor:
