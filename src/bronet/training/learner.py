@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bronet.data import Batch, ImageSet, MixedBatches, prepared_ahead
 from bronet.errors import BronetError
+from bronet.graph.model import evaluating
 from bronet.layers import LipschitzLayer
 from bronet.models import CertifiableModel
 from bronet.radius import margin_radius
@@ -205,9 +206,8 @@ class Training(Learner):
         """
         if not self.processes.any(self.tracker is not None):
             return
-        self.model.eval()
-        found = margin_radius(self.model(self.batch.pixels), self.model.gap_lipschitz())
-        self.model.train()
+        with evaluating(self.model):
+            found = margin_radius(self.model(self.batch.pixels), self.model.gap_lipschitz())
         if self.tracker is not None:
             for key, value in entry.items():
                 if isinstance(value, int | float) and key != "epoch":

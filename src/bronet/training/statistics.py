@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bronet.data import ImageSet
 from bronet.errors import BronetError
+from bronet.graph.model import evaluating
 from bronet.layers import frozen
 from bronet.models import CertifiableModel
 from bronet.radius import certified_at, margin_radius
@@ -95,15 +96,14 @@ def validate(
 ) -> list[float]:
     """Return the shares of all held-out images that are correct, and certified at each budget.
 
-    Each process does its part. The model stays in training mode.
+    Each process does its part.
     """
     counts = torch.zeros(1 + len(budgets), dtype=torch.float64, device=images.images.device)
     # Processes of a sharded network go through it together, so all take as many images: some one that does not count.
     mine = torch.arange(-(-len(images) // processes.world)) * processes.world + processes.rank
     # What a sharded network gathers for one pass is not to be kept for the next.
     sharded = any(is_sharded(parameter) for parameter in model.parameters())
-    model.eval()
-    with nullcontext() if sharded else frozen(model):
+    with evaluating(model), nullcontext() if sharded else frozen(model):
         gap = model.gap_lipschitz()
         for wanted in mine.split(VALIDATION_BATCH):
             counted, index = (wanted < len(images)).to(counts.device), wanted.clamp(max=len(images) - 1)
@@ -112,7 +112,6 @@ def validate(
             correct = (prediction == labels) & counted
             certified = [certified_at(radius, correct, eps).sum() for eps in budgets]
             counts += torch.stack((correct.sum(), *certified))
-    model.train()
     shares: list[float] = (processes.sum(counts) / len(images)).tolist()
     return shares
 

@@ -12,17 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from bronet import losses
 from bronet.graph.model import recordable
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.execution import SideStream
-from bronet.losses import (
-    certificate_regularization,
-    certificate_regularization_radius,
-    cross_entropy,
-    drawn_labels,
-    emma,
-    logit_annealing,
-)
 from bronet.models import CertifiableModel
 from bronet.ortho.products import float32_products
 from bronet.recipe.schema import LossRecipe, Recipe, parse_budget
@@ -121,18 +114,18 @@ class TrainStep:
         recipe, weights = self.recipe.loss, None
         if self.teacher is not None:
             targets = self.teacher.targets(pixels, labels, share=recipe.teacher)
-            logits, labels, weights = drawn_labels(logits, targets)
+            logits, labels, weights = losses.drawn_labels(logits, targets)
         if recipe.emma:
-            logits = emma(logits, labels, gap, eps=eps)
+            logits = losses.emma(logits, labels, gap, eps=eps)
         if recipe.name == "la":
             shape = {"temperature": recipe.temperature, "offset": recipe.offset, "beta": recipe.beta}
-            loss = logit_annealing(logits, labels, weights=weights, **shape)
+            loss = losses.logit_annealing(logits, labels, weights=weights, **shape)
         elif recipe.name == "ce":
-            loss = cross_entropy(logits, labels)
+            loss = losses.cross_entropy(logits, labels)
         elif recipe.cr == "margin":
-            loss = certificate_regularization(logits, labels, gamma=recipe.gamma)
+            loss = losses.certificate_regularization(logits, labels, gamma=recipe.gamma)
         else:
-            loss = certificate_regularization_radius(logits, labels, gap, gamma=recipe.gamma)
+            loss = losses.certificate_regularization_radius(logits, labels, gap, gamma=recipe.gamma)
         return recipe.scale * loss
 
     def _clip(self, largest: float | None) -> Float[Tensor, ""]:
