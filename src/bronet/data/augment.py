@@ -71,10 +71,8 @@ def augment(
     if not data.randaugment_probability:
         return images
     if (scale := data.spec().scale) != BYTE_SCALE:
-        raise BronetError(
-            f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; "
-            "set data.randaugment_probability to 0 for this data set"
-        )
+        remedy = "set data.randaugment_probability to 0 for this data set"
+        raise BronetError(f"RandAugment needs pixels of scale {BYTE_SCALE}, got scale {scale}; {remedy}")
     probability, operations = data.randaugment_probability, data.randaugment_ops
     return rand_augment(
         images, generator, probability=probability, operations=operations, border=data.border, share=share

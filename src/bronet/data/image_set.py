@@ -51,10 +51,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
             raise BronetError(f"labels of {self.name} must be int64 of shape ({n},), got {got}")
         for label in (int(labels.min()), int(labels.max())):
             if not 0 <= label < len(self.classes):
-                raise BronetError(
-                    f"labels of {self.name} must satisfy 0 <= label < {len(self.classes)}, got {label}; "
-                    "check that the data set and the number of classes belong together"
-                )
+                raise BronetError(f"labels of {self.name} must satisfy 0 <= label < {len(self.classes)}, got {label}")
         if (brightest := int(images.max())) > self.scale:
             raise BronetError(f"pixels of {self.name} must be at most scale = {self.scale}, got {brightest}")
 

@@ -102,10 +102,8 @@ def _described(root: Path, size: tuple[int, int] | None) -> tuple[FileSet, Datas
     shapes = sorted({image_shape(files.path(index)) for index in range(len(files))})
     sizes = sorted({shape[1:] for shape in shapes})
     if size is None and len(sizes) > 1:
-        (h, w), (other_h, other_w) = sizes[0], sizes[-1]
-        raise BronetError(
-            f"images in {root} must have one size, got {h} x {w} and {other_h} x {other_w}; give size=(height, width)"
-        )
+        got = " and ".join(f"{height} x {width}" for height, width in (sizes[0], sizes[-1]))
+        raise BronetError(f"images in {root} must have one size, got {got}; give size=(height, width)")
     return files, DatasetSpec(root.name, shapes[-1][0], *(size or sizes[0]), len(names))
 
 
@@ -194,8 +192,7 @@ def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...
     """Return the labelled files of class folders, or the parquet files."""
     if not root.is_dir():
         raise BronetError(
-            f"{data.name} must be the folder {root} with train and test (or val) below it, but there is no such "
-            "folder; name another place (--data-dir)"
+            f"{data.name} must be in {root}, but there is no such folder; name another place (--data-dir)"
         )
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
@@ -203,10 +200,8 @@ def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...
             return class_folders(data.name, root / name, expected=data.spec().classes, classes=classes)
         if files := parquet_files(root, name):
             if data.resize and split == "train":
-                raise BronetError(
-                    f"training images of {data.name} must lie in class folders to be resized at random, got parquet "
-                    f"files; unpack them once with: bronet data unpack {root} --split train"
-                )
+                once = f"unpack them once with: bronet data unpack {root} --split train"
+                raise BronetError(f"images to be resized must be in class folders, got parquet files; {once}")
             return files
     names = ", ".join(f"{name}/ or {name}*.parquet" for name in OTHER_NAMES[split])
     raise BronetError(f"{root} must hold {names} with the {split} images, found neither")

@@ -44,10 +44,7 @@ class BatchShare:
     def of_rank(cls, total: int, *, rank: int = 0, world: int = 1) -> "BatchShare":
         """Return the share of process `rank` of `world`; they must divide the batch evenly."""
         if total % world:
-            raise BronetError(
-                f"images per batch must be a multiple of the {world} processes, got {total}; "
-                "change train.batch_size (or data.synthetic_batch) or the number of processes"
-            )
+            raise BronetError(f"images per batch must be a multiple of the {world} processes, got {total}")
         size = total // world
         return cls(rank * size, size, total)
 

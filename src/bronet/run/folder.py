@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bronet.errors import BronetError
 from bronet.files import (
-    MAKE_AGAIN,
     TEMPORARY_SUFFIX,
     Json,
     append_line,
@@ -167,9 +166,7 @@ class RunFolder:
         """Return the names of the classes that the network learned; none for known data sets and unfinished runs."""
         names = self.read_record().get("classes", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise BronetError(
-                f"classes in {self.record} must be a list of names, got {reprlib.repr(names)}; {MAKE_AGAIN}"
-            )
+            raise BronetError(f"classes in {self.record} must be a list of names, got {reprlib.repr(names)}")
         return tuple(names)
 
     def append_log(self, entry: Json) -> None:
@@ -206,13 +203,11 @@ def create_run(path: Path, recipe: Recipe, *, overwrite: bool = False, advice: s
     others; a folder with anything else in it is always refused.
     """
     run = RunFolder(path)
-    if path.exists() and not path.is_dir():
-        raise BronetError(f"run folder {path} must be a folder, got a file; choose another name")
     if run.recipe_file.exists():
         if not overwrite:
             raise BronetError(f"run folder {path} already holds a run; {advice}")
         _remove_artefacts(run)
-    elif path.exists() and any(not entry.match(LEFTOVERS) for entry in path.iterdir()):
+    elif path.is_dir() and any(not entry.match(LEFTOVERS) for entry in path.iterdir()):
         raise BronetError(f"run folder {path} must be new or empty, but it holds other files; choose another")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -243,9 +238,7 @@ def open_run(run: RunFolder | Path | str, *, network: "Callable[[], nn.Module] |
     """
     run = run if isinstance(run, RunFolder) else RunFolder(Path(run), network)
     if not run.recipe_file.is_file():
-        raise BronetError(
-            f"{run.path} must be the folder of a run, but it has no {run.recipe_file.name}; train one first"
-        )
+        raise BronetError(f"{run.path} must be a run's folder, but it has no {run.recipe_file.name}; train one first")
     return run
 
 

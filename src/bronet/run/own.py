@@ -84,10 +84,8 @@ def own_architecture(model: nn.Module, import_path: str | None) -> OwnArchitectu
     try:
         return OwnArchitecture(name=f"{module}:{kind.__qualname__}")
     except BronetError:
-        raise BronetError(
-            f"import_path must say where {kind.__qualname__} can be imported from, as package.module:name; "
-            "a class inside a function has no such name"
-        ) from None
+        must = f"must say where {kind.__qualname__} can be imported from, as package.module:name"
+        raise BronetError(f"import_path {must}; a class inside a function has no such name") from None
 
 
 def stored_state(model: nn.Module) -> dict[str, Tensor]:
@@ -160,10 +158,8 @@ def made(import_path: str, *, outside: Path) -> Any:
 def _imported(module: str, folder: Path) -> object:
     """Import a module, package by package, each only after it is known to lie elsewhere than below the folder."""
     if below := [path for path in map(Path, sys.path) if _is_below(path, folder)]:
-        raise BronetError(
-            f"--model must not be imported from the run's own folder, but {below[0].resolve()} is on Python's path; "
-            "call bronet from another folder"
-        )
+        got = f"{below[0].resolve()} is on Python's path"
+        raise BronetError(f"--model must not be imported from the run's own folder, but {got}; go to another folder")
     here = str(Path.cwd())
     if here not in sys.path and not _is_below(Path(here), folder):
         sys.path.append(here)  # last, so that nothing there hides what is installed

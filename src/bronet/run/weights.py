@@ -7,6 +7,7 @@ values give 1-Lipschitz layers, and a certificate is about the weights as loaded
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.files import replace_file
+from bronet.files import Json, read_object, replace_file
 from bronet.models import Network, build_model
 from bronet.recipe.architecture import OwnArchitecture
 from bronet.recipe.schema import Recipe
@@ -85,9 +86,8 @@ def require_ordinary(tensors: Mapping[str, Tensor], where: Path | str) -> None:
     for name, tensor in tensors.items():
         is_odd = tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta
         if is_odd or tensor.dtype not in STORED or tensor.untyped_storage().nbytes() < tensor.nbytes:
-            raise BronetError(
-                f"{name!s:.80} in {where} must be an ordinary tensor of numbers, one in memory for each entry"
-            )
+            must = "must be an ordinary tensor of numbers, one in memory for each entry"
+            raise BronetError(f"{name!s:.80} in {where} {must}")
 
 
 @torch.no_grad()
@@ -139,26 +139,19 @@ def read_tensors(
 
     The "meta" device reads no tensors at all.
     """
+    header: Json = {}
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = _parse((file.metadata() or {}).get(FORMAT_KEY, "{}"))
+            with suppress(BronetError):  # text of another program
+                header = read_object(path, text=(file.metadata() or {}).get(FORMAT_KEY, "{}"))
             names = [] if str(device) == "meta" else list(file.keys())
             tensors = {name: file.get_tensor(name).to(device) for name in names}
     except FileNotFoundError:
         raise BronetError(f"{kind} {path} does not exist; give the folder of a run that has one") from None
     except (SafetensorError, OSError) as error:
-        raise BronetError(
-            f"{path} must be a bronet {kind} file, but it is damaged, cut short or of another kind ({error})"
-        ) from None
+        fault = f"it is damaged, cut short or of another kind ({error})"
+        raise BronetError(f"{path} must be a bronet {kind} file, but {fault}") from None
+    metadata = {key: value for key, value in header.items() if isinstance(value, str)}
     if metadata.get("kind") != kind or not set(keys) <= metadata.keys():
         raise BronetError(f"{path} must be a bronet {kind} file, but it holds something else")
     return tensors, metadata
-
-
-def _parse(text: str) -> dict[str, str]:
-    """Return the text entries of a JSON object; none if it is anything else."""
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return {key: value for key, value in entries.items() if isinstance(value, str)} if isinstance(entries, dict) else {}
