@@ -155,7 +155,7 @@ def test_what_cannot_be_recorded_is_computed_as_before_and_not_tried_again() -> 
     for seed in range(ORDINARY_CALLS + 3):
         assert torch.equal(replayed(images(3, seed)), model(images(3, seed)))
     assert len(tried) == 1
-    assert replayed.unrecorded == {images(3).shape}
+    assert replayed.recordings == {images(3).shape: None}
 
 
 @pytest.mark.gpu

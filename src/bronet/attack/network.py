@@ -92,23 +92,22 @@ class Recorded:
     def __init__(self, model: Model, new_recorder: Callable[[], Recorder]) -> None:
         self.model, self.new_recorder = model, new_recorder
         self.calls: Counter[torch.Size] = Counter()
-        self.recordings: OrderedDict[torch.Size, Recording] = OrderedDict()
-        self.unrecorded: set[torch.Size] = set()
+        self.recordings: OrderedDict[torch.Size, Recording | None] = OrderedDict()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the logits."""
         size = pixels.shape
         self.calls[size] += 1
-        if self.calls[size] <= ORDINARY_CALLS or size in self.unrecorded:
+        if self.calls[size] <= ORDINARY_CALLS:
             return self.model(pixels)
-        recording = self.recordings.get(size) or self._record(pixels)
-        if recording is None:
-            self.unrecorded.add(size)
-            return self.model(pixels)
-        self.recordings[size] = recording
+        if size not in self.recordings:
+            self.recordings[size] = self._record(pixels)
         self.recordings.move_to_end(size)
         if len(self.recordings) > MAX_RECORDINGS:
             self.recordings.popitem(last=False)
+        recording = self.recordings[size]
+        if recording is None:
+            return self.model(pixels)
         logits: Tensor = _Replay.apply(pixels, recording)  # type: ignore[no-untyped-call]
         return logits
 

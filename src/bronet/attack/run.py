@@ -26,7 +26,7 @@ from bronet.graph.network import ProvedNetwork, prove
 from bronet.layers import frozen
 from bronet.ortho.products import float32_products
 from bronet.recipe.schema import parse_budget
-from bronet.records import as_plain, rows_of, write_rows
+from bronet.records import rows_of, write_rows
 from bronet.run.attack_rows import (
     AttackFacts,
     AttackPart,
@@ -136,17 +136,15 @@ def attack_run(
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
     command: str = "",
-    progress: Progress | None = None,
-    warn: Callable[[str], None] | None = None,
+    progress: Progress = lambda _done, _all: None,
+    warn: Callable[[str], None] = lambda _line: None,
     share: Share = ALONE,
 ) -> AttackedRun:
     """Attack the first images of a split and write a row for each; go on from the rows that are there.
 
-    `images` are those of the plan's split, if they are loaded already.
-
-    An attack that is finished is not repeated, and keeps its facts. Raises `CertificateBrokenError`, after writing the
-    row, at the first image whose class changed inside its certified radius: the recorded one where the run has a
-    certificate of these images, else one proved now.
+    `images` are those of the plan's split, if they are loaded already. An attack that is finished is not repeated, and
+    keeps its facts. Raises `CertificateBrokenError`, after writing the row, at the first image whose class changed
+    inside its certified radius: the recorded one where the run has a certificate of these images, else one proved now.
 
     Batches are dealt out over the processes of which `share` is one: each calls this, the first writes the rows of all,
     and the others raise `ShareDone`.
@@ -169,10 +167,9 @@ def attack_run(
         warnings=(),
         seconds=0.0,
     )
-    anew = overwrite and not share.restarts
     parts = Parts(path, [plan.__dict__, network, images_hash(images), images.images.device.type], share)
     with parts.collecting():
-        rows, facts = ([], now) if anew else _so_far(path, facts_path, now)
+        rows, facts = ([], now) if overwrite and not share.restarts else _so_far(path, facts_path, now)
         _stop_if_refuted(rows, path)
         waiting = sorted(set(range(len(images))) - {row.index for row in rows})
         if waiting:
@@ -187,8 +184,7 @@ def attack_run(
                 if share.is_main:
                     facts = replace(now, warnings=tuple(target.warnings()), seconds=facts.seconds)
                     for line in facts.warnings:
-                        if warn is not None:
-                            warn(line)
+                        warn(line)
                     if not rows:  # those of an earlier attack must never stand beside the facts of this one
                         facts_path.unlink(missing_ok=True)
                         path.unlink(missing_ok=True)
@@ -200,8 +196,7 @@ def attack_run(
                     write_rows(AttackRow, path, rows)
                     write_attack(facts_path, facts)
                     _stop_if_refuted(rows, path)
-                    if progress is not None:
-                        progress(len(rows), len(images))
+                    progress(len(rows), len(images))
         elif not share.is_main:
             raise ShareDone
         facts = finished(facts, rows, pixels=images.images[0].numel())
@@ -245,12 +240,10 @@ def _so_far(path: Path, facts_path: Path, now: AttackFacts) -> tuple[list[Attack
         if rows:
             raise BronetError(f"{path} must have {facts_path.name} beside it to go on from; --overwrite starts anew")
         return rows, now
-    settings, earlier = as_plain(now), as_plain(before)
     for key in (*(field.name for field in fields(AttackPlan)), *now.network):
-        if earlier[key] != settings[key]:
-            raise BronetError(
-                f"{path} was made with {key} = {earlier[key]}, now it is {settings[key]}; --overwrite starts anew"
-            )
+        earlier, setting = getattr(before, key), getattr(now, key)
+        if earlier != setting:
+            raise BronetError(f"{path} was made with {key} = {earlier}, now it is {setting}; --overwrite starts anew")
     return rows, before if rows else now
 
 

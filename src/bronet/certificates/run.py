@@ -70,7 +70,7 @@ def certify_run(
     download: bool = False,
     batch_size: int | None = None,
     command: str = "",
-    progress: Progress | None = None,
+    progress: Progress = lambda _done, _all: None,
     share: Share = ALONE,
 ) -> CertifiedRun:
     """Prove the radius of every image of a split and write the rows into the run's folder.
@@ -110,8 +110,7 @@ def certify_run(
     with parts.collecting(), frozen(model):
         for new in parts.results(CertifiedImages, range(0, len(images), at_once), at_once, compute):
             found += new
-            if progress is not None:
-                progress(sum(len(part.rows) for part in found), len(images))
+            progress(sum(len(part.rows) for part in found), len(images))
         found.sort(key=lambda part: part.rows[0].index)
         rows = as_recorded(row for part in found for row in part.rows)
         rounding = [amount for part in found for amount in part.rounding]

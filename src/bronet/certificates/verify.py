@@ -66,7 +66,7 @@ def verify_run(
     device: torch.device | str = "cpu",
     data_dir: Path | str | None = None,
     download: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda _done, _all: None,
 ) -> Verification:
     """Confirm the certificate of a run folder (of its test images) or of a JSON file, or raise naming what differs.
 
@@ -114,8 +114,7 @@ def verify_run(
                 worst = max(worst, 0.0 if claimed.radius == row.radius else row.radius - claimed.radius)
                 if targeted is not None:
                     _confirm_targeted(targeted[row.index], Targeted(row.prediction, list(radii)), f"image {row.index}")
-            if progress is not None:
-                progress(len(rounding), len(images))
+            progress(len(rounding), len(images))
     check_same("soundness_cost", soundness_cost(rows), certificate.soundness_cost)
     _close("rounding.worst", max(rounding), certificate.rounding.worst)
     if certificate.rounding.median is not None:
