@@ -1,13 +1,12 @@
 """`bronet attack`: what an adversary finds, set against what is proved."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
 from bronet.cli import options
 from bronet.run.shares import Share, ShareDone
-
-DEFAULT_EPS = "36/255"
 
 
 def attack(
@@ -50,19 +49,10 @@ def attack(
     with options.opened_runs(run, model=model) as (folder,):
         data = folder.recipe.data
         split = options.chosen_split(split, data, data_dir=data_dir, download=download)
-        plans = [
-            AttackPlan(
-                attack=kind,
-                norm=norm,
-                eps=radius,
-                split=split,
-                steps=steps,
-                restarts=restarts,
-                seed=seed,
-                batch_size=batch_size,
-            )
-            for radius in eps or (DEFAULT_EPS,)
-        ]
+        plan = AttackPlan(
+            attack=kind, norm=norm, split=split, steps=steps, restarts=restarts, seed=seed, batch_size=batch_size
+        )
+        plans = [replace(plan, eps=radius) for radius in eps or (plan.eps,)]
         place = options.usable_device(device)
         images = load_images(data, split, limit=limit, data_dir=data_dir, download=download, classes=folder.classes())
         for plan in plans:

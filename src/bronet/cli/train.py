@@ -207,15 +207,15 @@ def _certify(run: "RunFolder", *, device: str, data_dir: Path | None, began: flo
     import torch
 
     from bronet.cli.console import say
-    from bronet.report.evidence import read_evidence
     from bronet.wording import duration_text
 
     gc.collect()  # what training held on a GPU may be in reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     certificate = certify_and_show(run, device=device, data_dir=data_dir)
-    training, wall = read_evidence(run).training_seconds, time.perf_counter() - began
-    whole = "this command" if resumed or (training is not None and training > wall) else "in all"
+    training, wall = run.read_record()["seconds"], time.perf_counter() - began
+    assert isinstance(training, float)  # training has just written it
+    whole = "this command" if resumed or training > wall else "in all"
     say(
         f"time:    training {duration_text(training)}, proof and {certificate.images:,} images "
         f"{duration_text(certificate.seconds)}, {whole} {duration_text(wall)}"
