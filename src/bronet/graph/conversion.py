@@ -72,20 +72,16 @@ def convert(
         )
     channels = checked_shape(input_shape)[0]
     means = (0.5,) * channels if mean is None else mean
-    if not isinstance(means, Sequence) or not all(isinstance(value, (int, float)) for value in means):
-        raise BronetError(f"mean must be a sequence of numbers, one for each channel, got {mean!r}")
-    if len(means) != channels:
-        raise BronetError(f"mean must have one value for each of {channels} channels, got {len(means)}")
+    if not isinstance(means, Sequence) or len(means) != channels:
+        got = len(means) if isinstance(means, Sequence) else means
+        raise BronetError(f"mean must have one value for each of {channels} channels, got {got}")
     twin = copy_of(model)
     parameter = next(twin.parameters(), torch.empty(0))
-    images = torch.zeros(_IMAGES, *input_shape, device=parameter.device, dtype=parameter.dtype)
+    images = torch.zeros(2, *input_shape, device=parameter.device, dtype=parameter.dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         conversion = _Conversion(twin, traced(twin, images), layer, Normalization(tuple(means), std=std))
         torch.manual_seed(seed)
         return Converted(input_shape, conversion.finished(), conversion.head, conversion.changes)
-
-
-_IMAGES = 2
 
 
 def _last_linear(trace: fx.Graph, model: nn.Module) -> fx.Node:

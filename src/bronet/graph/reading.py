@@ -86,17 +86,16 @@ class _Reading:
         expected = self.twin(self.images.clone())
         if isinstance(expected, Tensor) and _agree(output, expected.double(), self.tolerance):
             return
-        wrong = (str(node.target) for node in self.layers if not self._layer_agrees(node))
+        wrong = type(self.model).__name__
+        for node in self.layers:
+            twin, x = self.twin.get_submodule(str(node.target)), self.samples[node.all_input_nodes[0]]
+            if not _agree(self.samples[node], twin(x), self.tolerance):
+                wrong = str(node.target)
+                break
         raise UnreadableError(
-            f"{next(wrong, type(self.model).__name__)} must compute what is proved of it, but on a random image the "
-            "two differ by more than rounding; a certificate would not be about the model"
+            f"{wrong} must compute what is proved of it, but on a random image the two differ by more than rounding; "
+            "a certificate would not be about the model"
         )
-
-    def _layer_agrees(self, node: fx.Node) -> bool:
-        x, twin = self.samples[node.all_input_nodes[0]], self.twin.get_submodule(str(node.target))
-        return _agree(self.samples[node], twin(x), self.tolerance)
-
-    # Operations.
 
     def _layer(self, node: fx.Node, module: nn.Module, x: Tensor) -> Tensor:
         """Return what a Lipschitz layer gives by its proof, which is kept; a block's parts are layers of their own."""
@@ -129,13 +128,9 @@ class _Reading:
         if node.target in moves.PARTS or (is_part and source.target not in moves.PARTS):
             return self.values[source]
         inputs, proved = self._proved(node, source if is_part else node)
-        entries = None
-        if (
-            len(inputs) == 1
-            and proved.remark == MOVES
-            and math.prod(proved.output_shape) < math.prod(_shape(inputs[0]))
-        ):
-            entries = entries_of(proved.apply, _shape(inputs[0]))
+        shapes, entries = [_shape(x) for x in inputs], None
+        if proved.remark == MOVES and len(shapes) == 1 and math.prod(proved.output_shape) < math.prod(shapes[0]):
+            entries = entries_of(proved.apply, shapes[0])
         values = tuple(self.values[x] for x in inputs)
         return self._keep(Operation(name_of(node), proved, values, kind_of(node), node.meta["place"], entries))
 
