@@ -78,6 +78,6 @@ def header_of(checkpoint: Path) -> dict[str, str]:
 
 
 def rewrite(checkpoint: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a checkpoint whose checksum, if it has one, is right."""
-    sealed = header | ({CHECKSUM: checksum(tensors, header)} if CHECKSUM in header else {})
+    """Write a checkpoint whose checksum is right."""
+    sealed = header | {CHECKSUM: checksum(tensors, header)}
     save_file(tensors, checkpoint, metadata={FORMAT_KEY: json.dumps(sealed)})

@@ -17,7 +17,7 @@ from bronet.recipe import Recipe, named_recipe, override, to_text
 from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
 from bronet.training import train
-from bronet.training.checkpoint import CHECKSUM, Checkpoints
+from bronet.training.checkpoint import Checkpoints
 from bronet.training.distributed import Processes
 from bronet.training.optimizers import Optimizer, build_optimizer
 from bronet.training.statistics import Tally
@@ -267,13 +267,6 @@ def test_a_checkpoint_with_one_changed_byte_is_refused(checkpoint: Path) -> None
         assert "\n" not in str(error.value)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     checkpoint.write_bytes(content)
-    assert restore(checkpoint) == (3, 1.25)
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_checksum_and_is_read(checkpoint: Path) -> None:
-    header = header_of(checkpoint)
-    del header[CHECKSUM]
-    rewrite(checkpoint, load_file(checkpoint), header)
     assert restore(checkpoint) == (3, 1.25)
 
 

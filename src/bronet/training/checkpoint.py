@@ -5,12 +5,13 @@ state, because every draw follows from (seed, purpose, epoch, step). Bits on a G
 
 The newest checkpoint of a run has its own name, older ones are numbered by their step. A new one is written whole
 before an old one goes, so at every moment at least one is usable. A checksum covers all of it, and a file that a bit
-has changed is not read; checkpoints of earlier versions have none.
+has changed is not read.
 """
 
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ KIND = "checkpoint"
 METADATA_KEYS = ("recipe", "step", "seconds")
 CHECKSUM = "sha256"
 MODEL, TALLY = "model.", "tally"
-LONGEST_NUMBER = 24
 MAX_KEYS_SHOWN = 5
 
 
@@ -42,7 +42,7 @@ class Checkpoints:
     run: RunFolder
     recipe: Recipe
     model: nn.Module
-    parts: Mapping[str, Stored]
+    parts: Mapping[str, Stored | None]
     tally: Tally
     processes: Processes
     saved_step: int = 0
@@ -82,9 +82,8 @@ class Checkpoints:
 
     def load(self, path: Path) -> tuple[int, float]:
         """Restore the state in place and return its step and its seconds; nothing changes if anything does not fit."""
-        tensors, metadata = read_tensors(path, KIND, METADATA_KEYS)
-        known = metadata.keys() <= {"kind", CHECKSUM, *METADATA_KEYS}  # a bit may also have renamed the checksum
-        if not known or metadata.get(CHECKSUM, expected := checksum(tensors, metadata)) != expected:
+        tensors, metadata = read_tensors(path, KIND, (*METADATA_KEYS, CHECKSUM))
+        if metadata[CHECKSUM] != checksum(tensors, metadata):
             raise BronetError(
                 f"{path} must have its own checksum, but its content was changed; remove it to resume from an older "
                 "checkpoint or from the start, or restore it from a copy"
@@ -104,7 +103,8 @@ class Checkpoints:
         return {f"{MODEL}{name}": tensor for name, tensor in self.model.state_dict().items()}
 
     def _parts(self) -> dict[str, Tensor]:
-        return {f"{part}.{key}": t for part, stored in self.parts.items() for key, t in stored.tensors().items()}
+        kept = {part: stored.tensors() for part, stored in self.parts.items() if stored is not None}
+        return {f"{part}.{key}": tensor for part, tensors in kept.items() for key, tensor in tensors.items()}
 
     def _set_aside(self) -> None:
         """Give the present checkpoint a number of its own.
@@ -157,9 +157,9 @@ def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
 def _number(path: Path, name: str, text: str) -> float:
     """Read a count or a time that a hostile file may have turned into anything."""
     try:
-        value = float(text) if len(text) <= LONGEST_NUMBER else -1.0
+        value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise BronetError(f"{name} in {path} must be a number of at least 0, got {text[:LONGEST_NUMBER]!r}")
+        raise BronetError(f"{name} in {path} must be a number of at least 0, got {reprlib.repr(text)}")
     return value

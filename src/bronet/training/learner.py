@@ -25,7 +25,7 @@ from bronet.recipe.schema import Recipe, parse_budget
 from bronet.run.folder import RunFolder, remove_leftovers
 from bronet.training.average import Snapshot, WeightAverage
 from bronet.training.checkpoint import Checkpoints, save_model
-from bronet.training.distributed import ALONE, Processes, Stored, forward_over_all, is_sharded, part_of
+from bronet.training.distributed import ALONE, Processes, forward_over_all, is_sharded, part_of
 from bronet.training.loop import Learner, stop_requests, training_loop
 from bronet.training.optimizers import learning_rate
 from bronet.training.statistics import Display, Stopwatch, Tally, validate
@@ -68,10 +68,9 @@ class Training(Learner):
         together = forward_over_all(forward, model, processes, device=device, fsdp=self.fsdp)
         self.train_step = TrainStep(recipe, model, self.tally, forward=together)
         self.average = WeightAverage(model, decay=recipe.train.ema_decay) if recipe.train.ema_decay else None
-        parts: dict[str, Stored | None] = {"optimizer": self.train_step.optimizer}
-        parts |= {"lookahead": self.train_step.lookahead, "average": self.average}
-        stored = {name: part for name, part in parts.items() if part is not None}
-        self.checkpoints = Checkpoints(self.run, recipe, model, stored, self.tally, processes)
+        step, average = self.train_step, self.average
+        parts = {"optimizer": step.optimizer, "lookahead": step.lookahead, "average": average}
+        self.checkpoints = Checkpoints(self.run, recipe, model, parts, self.tally, processes)
         self.snapshot, self.display, self.watch, self.rate = Snapshot(model.state_dict()), Display(), Stopwatch(), 0.0
         self.teacher_accuracy = math.nan
 
