@@ -1,15 +1,16 @@
-"""The BRO convolution as complex matrices, one frequency at a time: what a CPU trains with where n is not small.
+"""The BRO convolution as complex matrices, one for each frequency: what a CPU trains with where n is not small.
 
     y = E x - 2 D' V p,    p = S^-1 z,    z = V* u,    u = D x,    S = V*V + e I
 
 It is the real form of `bro_convolution` with complex arithmetic inside each frequency, so that S is of n x n instead of
-2n x 2n; where a frequency is its own conjugate, all is real and a quarter of the work. Activations are rows, the real
-parts of the batch above the imaginary ones, so that every product is a real one of a size that libraries do best.
+2n x 2n; where a frequency is its own conjugate, all is real and a quarter of the work. S is factored, not inverted:
+there are fewer images than rows (`block_factor`).
 
 The backward pass is that of the real form: with q = S^-1 V* h for h = D g, the gradient of x is E'g - 2 D' V q, and
 that of V is -2 ((h - V q) p* + (u - V p) q*).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,37 +18,60 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bronet.ortho.block_factor import BlockFactor, Stacked
 from bronet.ortho.bro_convolution import Geometry, pixels_first
-from bronet.ortho.products import product
-from bronet.ortho.real_dft import frequencies, kernel_basis, real_dft
+from bronet.ortho.products import memoized, product
+from bronet.ortho.real_dft import DenseDFT, RealDFT, Window, frequencies, kernel_basis, real_dft
 from bronet.ortho.reflector import embed_channels
-from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of
+from bronet.ortho.spd import ridge_slope, scale_of
+
+# Frequencies computed together: enough for few calls, and so few that their temporary memory is used again.
+_AT_ONCE = 12
 
 
-class _Matrix(NamedTuple):
-    """A complex matrix, or a real one without an imaginary part."""
+class _Kind(NamedTuple):
+    """A few frequencies where numbers have as many parts, and the basis that takes a kernel's taps there."""
 
-    re: Float[Tensor, "m n"]
-    im: Float[Tensor, "m n"] | None
+    parts: int
+    basis: Float[Tensor, "parts_f taps"]
 
-    def transposed(self) -> "_Matrix":
-        return _Matrix(self.re.mT, None if self.im is None else self.im.mT)
 
-    def first(self, rows: int) -> "_Matrix":
-        return _Matrix(self.re[:rows], None if self.im is None else self.im[:rows])
+@dataclass(frozen=True)
+class _Frequencies:
+    """D with the self-conjugate frequencies last and without their rows of zeros."""
 
-    def part_of(self, rows: Float[Tensor, "two_b c"]) -> Tensor:
-        """Return the rows that are not zero at this matrix's frequency."""
-        return rows if self.im is not None else rows[: len(rows) // 2]
+    D: RealDFT
+    kinds: tuple[_Kind, ...]
 
-    def after(self, rows: Float[Tensor, "two_b m"], *, conjugate: bool) -> Float[Tensor, "two_b n"]:
-        """Return rows times this matrix, or times its conjugate."""
-        y = product(rows, self.re)
-        if self.im is not None:
-            (re, im), turned = y.chunk(2), product(rows, self.im).chunk(2)
-            re.add_(turned[1], alpha=1 if conjugate else -1)
-            im.sub_(turned[0], alpha=1 if conjugate else -1)
-        return y
+    def __len__(self) -> int:
+        return sum(len(kind.basis) for kind in self.kinds)
+
+    def kernels(self, V: Float[Tensor, "c n k k"], scale: Float[Tensor, ""]) -> list[Stacked]:
+        """Return the spectrum of V / scale for either kind of frequency."""
+        c, n, *_ = V.shape
+        taps = V.reshape(c * n, -1).mT.contiguous()
+        return [
+            Stacked(((kind.basis / scale) @ taps).view(-1, kind.parts * c, n), kind.parts == 2) for kind in self.kinds
+        ]
+
+    def adjoint(self, spectra: list[Tensor], shape: torch.Size, factor: Float[Tensor, ""]) -> Tensor:
+        """Return `factor` times the gradient of V for gradients of its spectrum."""
+        c, n, *taps = shape
+        gradient = factor.new_zeros(taps[0] * taps[1], c * n)
+        for kind, g in zip(self.kinds, spectra, strict=True):
+            gradient.addmm_(kind.basis.mT * factor, g.view(-1, c * n))
+        return gradient.view(*taps, c, n).permute(2, 3, 0, 1)
+
+    def analysis(self, pixels: Float[Tensor, "pixels b c"]) -> list[Tensor]:
+        """Return D x for either kind of frequency."""
+        if isinstance(self.D, DenseDFT):
+            return self.of_each_kind(product(self.D.matrix, pixels.flatten(1)).view(-1, *pixels.shape[1:]))
+        return self.of_each_kind(self.D.analysis(pixels).view(-1, *pixels.shape[1:]))
+
+    def of_each_kind(self, u: Float[Tensor, "parts_f b c"]) -> list[Tensor]:
+        """Return views as (frequency, parts and batch, channel)."""
+        shares, (b, c) = u.split([len(kind.basis) for kind in self.kinds]), u.shape[1:]
+        return [share.view(-1, kind.parts * b, c) for share, kind in zip(shares, self.kinds, strict=True)]
 
 
 class FrequencyReflection(torch.autograd.Function):
@@ -55,106 +79,71 @@ class FrequencyReflection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, V: Tensor, geometry: Geometry) -> Tensor:  # type: ignore[no-untyped-def, override]
-        (c, n, *_), c_out, scale = V.shape, geometry.c_out, scale_of(V)
-        spectrum = _basis(V, geometry) @ (V / scale).permute(2, 3, 0, 1).reshape(-1, c * n)
-        kernels = _matrices(spectrum.view(2, -1, c, n), geometry)
-        inverses = _inverses(kernels, geometry.ridge)
-        pixels = _pixels(x)
-        D = real_dft(geometry.windows.source, dense=geometry.dense, dtype=x.dtype, device=x.device)
-        u = D.analysis(pixels)
-        v, p, left_over = u.new_zeros(*u.shape[:2], c_out), u.new_empty(*u.shape[:2], n), u.new_empty(*u.shape[:2], c)
-        for f, (kernel, inverse) in enumerate(zip(kernels, inverses, strict=True)):
-            rows = kernel.part_of(u[f])
-            moved, reflected = _reflected(rows, kernel, inverse)
-            kernel.part_of(p[f]).copy_(moved)
-            kernel.part_of(v[f]).copy_(reflected[:, :c_out])
-            torch.sub(embed_channels(rows, c, dim=1), reflected, out=kernel.part_of(left_over[f]))
-        ctx.save_for_backward(V, scale, spectrum, p, left_over, *(part for P in inverses for part in P))
-        ctx.geometry, ctx.c_in = geometry, x.shape[1]
-        return _images(D.reflected(embed_channels(pixels, c_out, dim=2), v, 1), geometry)
+        (c_in, c_out), scale, pixels = (x.shape[1], geometry.c_out), scale_of(V), _pixels(x)
+        frequencies = _frequencies_for(geometry, V)
+        kernels, spectra = frequencies.kernels(V, scale), frequencies.analysis(pixels)
+        factors = [BlockFactor.of_gram(K, geometry.ridge) for K in kernels]
+        v = x.new_empty(len(frequencies), len(x), c_out)
+        kept = []
+        for K, factor, u, out in zip(kernels, factors, spectra, frequencies.of_each_kind(v), strict=True):
+            p = factor.solve(K.conjugate_after(u))
+            left_over = K.transpose_after(p)
+            out.copy_(left_over[..., :c_out])
+            left_over.neg_()[..., :c_in].add_(u)
+            kept += [K.parts, p, left_over]
+        ctx.save_for_backward(scale, *kept)
+        ctx.geometry, ctx.c_in, ctx.factors, ctx.shape, ctx.frequencies = geometry, c_in, factors, V.shape, frequencies
+        return _images(frequencies.D.reflected(embed_channels(pixels, c_out, dim=2), v, 1), geometry)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
-        V, scale, spectrum, p, left_over, *parts = ctx.saved_tensors
-        geometry, (c, n, *taps) = ctx.geometry, V.shape
-        kernels = _matrices(spectrum.view(2, -1, c, n), geometry)
-        inverses = [_Matrix(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
-        pixels = _pixels(grads[0])
-        D = real_dft(geometry.windows.source, dense=geometry.dense, dtype=V.dtype, device=V.device)
-        h = D.analysis(pixels)
-        w, gV = h.new_zeros(*h.shape[:2], ctx.c_in), torch.empty_like(spectrum).view(2, -1, c, n)
-        slope = ridge_slope(geometry.ridge, n, V.dtype)
-        for f, (kernel, inverse) in enumerate(zip(kernels, inverses, strict=True)):
-            rows = kernel.part_of(h[f])
-            q, reflected = _reflected(rows, kernel, inverse)
-            kernel.part_of(w[f]).copy_(reflected[:, : ctx.c_in])
+        scale, *kept = ctx.saved_tensors
+        geometry, frequencies, pixels = ctx.geometry, ctx.frequencies, _pixels(grads[0])
+        w = pixels.new_empty(len(frequencies), pixels.shape[1], ctx.c_in)
+        slope, gradients = ridge_slope(geometry.ridge, ctx.shape[1], pixels.dtype), []
+        spectra, outs = frequencies.analysis(pixels), frequencies.of_each_kind(w)
+        of_kinds = zip(kept[::3], kept[1::3], kept[2::3], ctx.factors, spectra, outs, strict=True)
+        for (V_f, p, left_over, factor, h, out), (parts, _) in zip(of_kinds, frequencies.kinds, strict=True):
+            K = Stacked(V_f, parts == 2)
+            q = factor.solve(K.conjugate_after(h))
+            left = K.transpose_after(q)
+            out.copy_(left[..., : ctx.c_in])
             if not ctx.needs_input_grad[1]:
                 continue
-            moved, other = kernel.part_of(p[f]), kernel.part_of(left_over[f])
-            left = torch.cat((embed_channels(rows, c, dim=1).sub(reflected), other))
-            right = torch.cat((moved, q))
-            shrunk = 2 * slope * float((moved * q).sum())
-            torch.sub(product(left.mT, right), kernel.re, alpha=shrunk, out=gV[0, f])
-            if kernel.im is None:
-                gV[1, f] = 0
-            else:
-                turned = torch.cat([part for re, im in _pairs(left) for part in (im, -re)])
-                torch.sub(product(turned.mT, right), kernel.im, alpha=shrunk, out=gV[1, f])
-        gx = _images(D.reflected(embed_channels(pixels, ctx.c_in, dim=2), w, 1), geometry)
+            left.neg_()[..., : geometry.c_out].add_(h)
+            both = K.doubled(_joined(left, left_over, parts))
+            gradient = product(both.mT, _joined(p, q, parts))
+            if slope > torch.finfo(gradient.dtype).eps:  # below that the ridge's own gradient is lost in rounding
+                gradient.addcmul_((p * q).sum((1, 2), keepdim=True), K.parts, value=-2 * slope)
+            gradients.append(gradient)
+        gx = _images(frequencies.D.reflected(embed_channels(pixels, ctx.c_in, dim=2), w, 1), geometry)
         if not ctx.needs_input_grad[1]:
             return gx, None, None
-        gradient = (_basis(V, geometry).mT @ gV.view(len(spectrum), -1)).view(*taps, c, n)
-        return gx, gradient.permute(2, 3, 0, 1) * (-2 / scale), None
+        return gx, frequencies.adjoint(gradients, ctx.shape, -2 / scale), None
 
 
-def _reflected(rows: Tensor, kernel: _Matrix, inverse: _Matrix) -> tuple[Tensor, Tensor]:
-    """Return p and V p as rows, for rows of u with no more channels than V has."""
-    z = kernel.first(rows.shape[1]).after(rows, conjugate=True)
-    p = inverse.after(z, conjugate=True)
-    return p, kernel.transposed().after(p, conjugate=False)
+def _joined(a: Tensor, b: Tensor, parts: int) -> Tensor:
+    """Return the rows of two batches as those of one."""
+    return torch.cat((a.unflatten(1, (parts, -1)), b.unflatten(1, (parts, -1))), dim=2).flatten(1, 2)
 
 
-def _basis(V: Tensor, geometry: Geometry) -> Float[Tensor, "two_f taps"]:
-    grid, taps = geometry.windows.source.grid, (V.shape[2], V.shape[3])
-    return kernel_basis(grid, taps, dense=geometry.dense, dtype=V.dtype, device=V.device)
+def _frequencies_for(geometry: Geometry, V: Tensor) -> _Frequencies:
+    return _frequencies(geometry.windows.source, (V.shape[2], V.shape[3]), dense=geometry.dense, dtype=V.dtype)
 
 
-def _matrices(spectrum: Float[Tensor, "2 f c n"], geometry: Geometry) -> list[_Matrix]:
-    """Return the kernel at each frequency; in the dense order self-conjugate ones are real, as their rows of D are."""
-    (H, W), freq = geometry.windows.source.grid, frequencies(geometry.windows.source.grid, dense=geometry.dense)
-    alone = geometry.dense & ((2 * freq[:, 0]) % H == 0) & ((2 * freq[:, 1]) % W == 0)
-    return [_Matrix(re, None if real else im) for re, im, real in zip(*spectrum, alone.tolist(), strict=True)]
-
-
-def _inverses(kernels: list[_Matrix], ridge: float) -> list[_Matrix]:
-    """Return S^-1 at each frequency; the real ones in one batch, the complex ones in another."""
-    grams = [_gram(kernel) for kernel in kernels]
-    batches = [[S for S in grams if S.is_complex() == kind] for kind in (False, True)]
-    inverted = []
-    for batch in batches:
-        if batch:
-            S = torch.stack(batch)
-            add_ridge(S, ridge)
-            inverted.append(iter(factored(S)[1]))
-        else:
-            inverted.append(iter(()))
-    chosen = [next(inverted[S.is_complex()]) for S in grams]
-    return [_Matrix(P.real.contiguous(), P.imag.contiguous()) if P.is_complex() else _Matrix(P, None) for P in chosen]
-
-
-def _gram(kernel: _Matrix) -> Tensor:
-    re, im = kernel
-    if im is None:
-        return product(re.mT, re)
-    across = product(re.mT, im)
-    return torch.complex(product(re.mT, re) + product(im.mT, im), across - across.mT)
-
-
-def _pairs(rows: Float[Tensor, "four_b c"]) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return (real, imaginary) parts of each of two batches."""
-    a, b, c, d = rows.chunk(4)
-    return (a, b), (c, d)
+@memoized(64)
+def _frequencies(window: Window, taps: tuple[int, int], *, dense: bool, dtype: torch.dtype) -> _Frequencies:
+    place = torch.device("cpu")
+    D = real_dft(window, dense=dense, dtype=dtype, device=place)
+    basis = kernel_basis(window.grid, taps, dense=dense, dtype=dtype, device=place).unflatten(0, (2, -1))
+    alone = dense & (2 * frequencies(window.grid, dense=dense) % torch.tensor(window.grid) == 0).all(1)
+    kinds = (_Kind(2, basis[:, ~alone].transpose(0, 1).flatten(0, 1)), _Kind(1, basis[0, alone]))
+    if isinstance(D, DenseDFT):
+        rows = D.matrix.unflatten(0, (-1, 2))
+        D = DenseDFT(torch.cat((rows[~alone].flatten(0, 1), rows[alone, 0])))
+    chunks = (_Kind(parts, few) for parts, basis in kinds for few in basis.split(parts * _AT_ONCE) if len(few))
+    return _Frequencies(D, tuple(chunks))
 
 
 def _pixels(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels b c"]:

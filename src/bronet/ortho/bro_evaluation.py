@@ -18,7 +18,7 @@ from torch import Tensor
 from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
-from bronet.ortho.products import is_traced, product
+from bronet.ortho.products import is_traced, memoized, product
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
 
@@ -98,7 +98,7 @@ class InSpace(Form):
     """E x - 2 V S^-1 V* x with V and V* as convolutions."""
 
     def derive(self, V: Tensor, c_in: int) -> Weights:
-        return spatial_factors(V, self.geometry)
+        return spatial_factors(V, self.geometry).between(c_in, self.geometry.c_out)
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
         return reflect_in_space(x, SpatialFactors(*weights), self.geometry)
@@ -139,23 +139,48 @@ class ByFrequency(Form):
 
 @dataclass(frozen=True)
 class ByPixels(Form):
-    """One matrix from (pixel, channel) to (pixel, channel)."""
+    """Matrices from pixels to pixels: three instead of four along an axis of two pixels (`_bilinear`)."""
 
     def derive(self, V: Tensor, c_in: int) -> Weights:
         W = frequency_matrices(V, c_in, self.geometry)
         source, target = (basis.factors()[0].unflatten(0, (-1, 2)) for basis in self.geometry.bases(W))
         blocks = W.unflatten(2, (2, c_in)).unflatten(1, (2, -1))
-        M = torch.einsum("frp,froq->poq", target, torch.einsum("frosi,fsq->froqi", blocks, source).flatten(3))
-        return (M.flatten(0, 1),)
+        pairs = torch.einsum("frp,frosi,fsq->pqio", target, blocks, source).flatten(0, 1)
+        of_pairs = self._in_products(W)[0]
+        return ((of_pairs @ pairs.flatten(1)).view(-1, *pairs.shape[1:]),)
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
-        (M,), columns = weights, pixels_of(x).flatten(0, 1)
-        y = (columns.mT @ M.mT).mT if columns.shape[1] <= _FEW_IMAGES else product(M, columns)
-        return images_of(y.contiguous().view(-1, self.geometry.c_out, y.shape[1]), self.geometry.windows.target)
+        (M,), pixels = weights, pixels_of(x)
+        _, of_inputs, to_outputs = self._in_products(M)
+        rows = (of_inputs @ pixels.flatten(1)).view(-1, *pixels.shape[1:]).mT
+        y = product(rows, M)
+        y = (to_outputs @ y.flatten(1)).view(-1, *y.shape[1:]).mT
+        return images_of(y, self.geometry.windows.target)
+
+    def _in_products(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `_bilinear` of the image, of pairs of pixels, pixels and pixels, as matrices."""
+        (R, A, C), (S, B, D) = (_bilinear(n, like.dtype) for n in self.geometry.windows.source.size)
+        of_pairs = torch.einsum("rpq,suv->rspuqv", R, S).flatten(2).flatten(0, 1)
+        return of_pairs, torch.kron(A, B), torch.kron(C, D)
 
     def cost(self, shapes: Shapes) -> float:
-        entries = self.pixels**2 * shapes.c_in * shapes.c_out
+        h, w = (3 if n == 2 else n**2 for n in self.geometry.windows.source.size)
+        entries = h * w * shapes.c_in * shapes.c_out
         return entries * (_PRODUCT * shapes.images + _FLOAT * _BYTE)
+
+
+@memoized(16)
+def _bilinear(n: int, dtype: torch.dtype) -> tuple[Float[Tensor, "r n n"], Float[Tensor, "r n"], Float[Tensor, "n r"]]:
+    """Return R, A, C with y = C (R W)(A x), product by product, for y_i = sum of W_ij x_j, W_ij the same on diagonals.
+
+    For n = 2, y_0 = W_00 (x_0 + x_1) + (W_01 - W_00) x_1 and y_1 = W_00 (x_0 + x_1) + (W_10 - W_00) x_0.
+    """
+    if n != 2:
+        R = torch.eye(n * n, dtype=dtype).view(-1, n, n)
+        return R, R.sum(1), R.sum(2).mT.contiguous()
+    R = torch.tensor([[[1, 0], [0, 0]], [[-1, 1], [0, 0]], [[-1, 0], [1, 0]]], dtype=dtype)
+    A, C = torch.tensor([[1, 1], [0, 1], [1, 0]], dtype=dtype), torch.tensor([[1, 1, 0], [1, 0, 1]], dtype=dtype)
+    return R, A, C
 
 
 def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry) -> Form:

@@ -28,10 +28,18 @@ from bronet.ortho.spectrum import autocorrelation, tap_shifts
 
 
 class SpatialFactors(NamedTuple):
-    """V scaled to a largest entry of one, and S^-1 at the frequencies of a real Fourier transform of the grid."""
+    """V* and -2 V as kernels in the memory order of convolutions, V scaled to a largest entry of one, and S^-1.
 
-    V: Float[Tensor, "c n k k"]
+    The inverse is given at the frequencies of a real Fourier transform of the grid.
+    """
+
+    adjoint: Float[Tensor, "n c k k"]
+    minus_twice: Float[Tensor, "c n k k"]
     inverse: Complex[Tensor, "f n n"]
+
+    def between(self, c_in: int, c_out: int) -> "SpatialFactors":
+        """Return those of images of so many channels."""
+        return self._replace(adjoint=_in_order(self.adjoint[:, :c_in]), minus_twice=self.minus_twice[:c_out])
 
 
 def fits(geometry: Geometry, taps: tuple[int, int]) -> bool:
@@ -48,14 +56,15 @@ def spatial_factors(V: Float[Tensor, "c n k k"], geometry: Geometry) -> SpatialF
     taps = autocorrelation(V).permute(2, 3, 0, 1).reshape(-1, n * n)
     S = torch.complex(*(_shift_basis(geometry, k, V) @ taps).view(2, -1, n, n))
     add_ridge(S, geometry.ridge)
-    return SpatialFactors(V, torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(S).L)
+    return SpatialFactors(_in_order(V.transpose(0, 1)), _in_order(-2 * V.flip(-2, -1)), inverse)
 
 
 def reflect_in_space(
     x: Float[Tensor, "b c_in h w"], factors: SpatialFactors, geometry: Geometry
 ) -> Float[Tensor, "b c_out h w"]:
     """Return the BRO convolution of x for given factors; its memory order is (b, h, w, c)."""
-    return _reflected(pixels_first(x), factors, geometry.c_out, geometry)[0]
+    return _reflected(pixels_first(x), factors, geometry)[0]
 
 
 class SpatialReflection(torch.autograd.Function):
@@ -64,7 +73,7 @@ class SpatialReflection(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, V: Tensor, geometry: Geometry) -> Tensor:  # type: ignore[no-untyped-def, override]
         factors, x = spatial_factors(V, geometry), pixels_first(x)
-        y, p, spectrum = _reflected(x, factors, geometry.c_out, geometry)
+        y, p, spectrum = _reflected(x, factors.between(x.shape[1], geometry.c_out), geometry)
         ctx.save_for_backward(x, p, spectrum, scale_of(V), *factors)
         ctx.geometry = geometry
         return y
@@ -72,9 +81,10 @@ class SpatialReflection(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[no-untyped-def, override]
-        x, p, p_spectrum, scale, V, inverse = ctx.saved_tensors
-        g, geometry, (c, n, k, _) = pixels_first(grads[0]), ctx.geometry, V.shape
-        gx, q, q_spectrum = _reflected(g, SpatialFactors(V, inverse), x.shape[1], geometry)
+        x, p, p_spectrum, scale, *kept = ctx.saved_tensors
+        factors, g, geometry = SpatialFactors(*kept), pixels_first(grads[0]), ctx.geometry
+        V, (n, c, k, _) = factors.adjoint, factors.adjoint.shape
+        gx, q, q_spectrum = _reflected(g, factors.between(g.shape[1], x.shape[1]), geometry)
         if not ctx.needs_input_grad[1]:
             return gx, None, None
         direct = _tap_products(g, p, c, k) + _tap_products(x, q, c, k)
@@ -85,23 +95,23 @@ class SpatialReflection(torch.autograd.Function):
         taps = _shift_basis(geometry, k, V).mT @ torch.cat((products.real, products.imag)).flatten(1)
         taps = taps.index_select(0, tap_shifts((k, k), V.device))
         pairs = taps.view(k * k, k * k, n, n).permute(0, 2, 1, 3).reshape(k * k * n, k * k * n)
-        through = V.permute(0, 2, 3, 1).reshape(c, -1) @ (pairs + pairs.mT)
+        through = V.permute(1, 2, 3, 0).reshape(c, -1) @ (pairs + pairs.mT)
         gV = through.view(c, k, k, n).permute(0, 3, 1, 2) - direct.to(V.dtype)
         return gx, gV * (2 / scale), None
 
 
 def _reflected(
-    x: Float[Tensor, "b c_in h w"], factors: SpatialFactors, c_out: int, geometry: Geometry
+    x: Float[Tensor, "b c_in h w"], factors: SpatialFactors, geometry: Geometry
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, p and the spectrum of p."""
-    V, k, grid = factors.V.to(x.dtype), factors.V.shape[-1], geometry.windows.source.grid
-    z = F.conv2d(x, _in_order(V[: x.shape[1]].transpose(0, 1)), padding=k - 1)
-    Z = torch.fft.rfft2(z.to(factors.V.dtype).contiguous(), s=grid)
+    adjoint, grid = factors.adjoint.to(x.dtype), geometry.windows.source.grid
+    z = F.conv2d(x, adjoint, padding=adjoint.shape[-1] - 1)
+    Z = torch.fft.rfft2(z.to(factors.inverse.real.dtype).contiguous(), s=grid)
     solved = (_by_frequency(Z) @ factors.inverse.mT).flatten(1).mT.reshape(Z.shape)
     p = torch.fft.irfft2(solved, s=grid)[..., : z.shape[-2], : z.shape[-1]]
     p = p.to(x.dtype).contiguous(memory_format=torch.channels_last)
-    v = F.conv2d(p, _in_order(-2 * V[:c_out].flip(-2, -1)))
-    return v.add_(embed_channels(x, c_out, dim=1)), p, solved
+    v = F.conv2d(p, factors.minus_twice.to(x.dtype))
+    return v.add_(embed_channels(x, v.shape[1], dim=1)), p, solved
 
 
 def _in_order(kernel: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 __all__ = ["float32_products", "is_followed_by_jit", "is_traced", "memoized", "product"]
 
-# Multiplications and sides below which a product through oneDNN gains nothing: it takes 12 us to begin, and a matrix
-# that is read once for a few rows or columns is moved first.
+# Multiplications and sides below which a product through oneDNN gains nothing: it takes 12 us to begin, twice that as
+# one of a batch, and a matrix that is read once for a few rows or columns is moved first.
 _LEAST_ONEDNN_PRODUCT, _LEAST_ONEDNN_SIDE = 2**20, 16
 
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ def product(A: Float[Tensor, "*a m k"], B: Float[Tensor, "*b k n"]) -> Float[Ten
         return A @ B  # without a look at sizes, which would bind those of an exported program
     (m, k), n, batch = A.shape[-2:], B.shape[-1], max(A.shape[:-2], B.shape[:-2], key=len)
     single = A.numel() == m * k and B.numel() == k * n
-    large = m * k * n >= _LEAST_ONEDNN_PRODUCT and min(m, n) >= _LEAST_ONEDNN_SIDE
+    large = m * k * n >= (1 if single else 2) * _LEAST_ONEDNN_PRODUCT and min(m, n) >= _LEAST_ONEDNN_SIDE
     if not large or not (single or A.shape[:-2] == B.shape[:-2]):
         return A @ B
     if (through_onednn := _product_through_onednn()) is None:
@@ -89,6 +89,7 @@ def _product_through_onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
     """
 
     def through_onednn(A: Tensor, B: Tensor) -> Tensor:
+        B = B if B.is_contiguous() or B.mT.is_contiguous() else B.contiguous()  # otherwise it is very slow
         y: Tensor = torch.ops.mkldnn._linear_pointwise(A, B.mT, None, "none", [], "")
         return y
 

@@ -5,7 +5,9 @@ against; no layer forms W. What dense layers run is `reflect`, what convolutions
 relative ridge is added to V*V, so that W exists for every V; with it W is a contraction instead of exactly orthogonal.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,9 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 from torch.autograd.function import once_differentiable
 
+from bronet.ortho.block_factor import BlockFactor, Stacked
 from bronet.ortho.products import is_traced, product
-from bronet.ortho.spd import BRO_RIDGE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spd import BRO_RIDGE, TILE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:
@@ -86,21 +89,21 @@ class _DenseReflection(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def, override]  # noqa: PLR0917
-        ctx, x: Tensor, V: Tensor, inverse: Tensor, c_out: int, ridge: float
+        ctx, x: Tensor, V: Tensor, inverse: Tensor | None, c_out: int, ridge: float
     ) -> Tensor:
         W, x = V.to(x.dtype), _in_order(x)
-        inverse = inverse.to(x.dtype)
-        p = product(inverse, product(W[: x.shape[-2]].mT, x))
-        ctx.save_for_backward(x, V, inverse, p)
+        ctx.solve = _by_factor(V, ridge) if inverse is None else partial(product, inverse.to(x.dtype))
+        p = ctx.solve(product(W[: x.shape[-2]].mT, x))
+        ctx.save_for_backward(x, V, p)
         ctx.c_out, ctx.ridge = c_out, ridge
         return embed_channels(x, c_out, dim=-2) - 2 * product(W[:c_out], p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
-        x, V, inverse, p = ctx.saved_tensors
+        x, V, p = ctx.saved_tensors
         g, W, c, c_in = _in_order(grads[0]), V.to(x.dtype), V.shape[-2], x.shape[-2]
-        q = product(inverse, product(W[: ctx.c_out].mT, g))
+        q = ctx.solve(product(W[: ctx.c_out].mT, g))
         w = product(W, q)
         gx = embed_channels(g, c_in, dim=-2) - 2 * w.narrow(-2, 0, c_in)
         left, right = embed_channels(g, c, dim=-2) - w, embed_channels(x, c, dim=-2) - product(W, p)
@@ -109,6 +112,12 @@ class _DenseReflection(torch.autograd.Function):
         if slope > torch.finfo(x.dtype).eps:  # below that the ridge's own gradient is lost in rounding
             gV = gV - 2 * slope * (p * q).sum((-2, -1), keepdim=True) * W
         return gx, -2 * gV.sum_to_size(V.shape).to(V.dtype), None, None, None
+
+
+def _by_factor(V: Float[Tensor, "c n"], ridge: float) -> Callable[[Tensor], Tensor]:
+    """Return z -> (V'V + e I)^-1 z."""
+    factor = BlockFactor.of_gram(Stacked(V[None], is_complex=False), ridge)
+    return lambda z: factor.solve(z.mT.reshape(1, -1, z.shape[-2])).view(z.mT.shape).mT
 
 
 def _in_order(x: Tensor) -> Tensor:
@@ -128,10 +137,12 @@ def reflect(
 
     `inverse`, if given, is `dense_inverse(V)` with this ridge; the gradient takes its dependence on V into account.
     """
-    if inverse is None:
+    eager = not (torch.compiler.is_compiling() or is_traced())
+    solves = x.device.type == "cpu" and eager and x.dtype == V.dtype and V.requires_grad and V.shape[-1] > TILE
+    if inverse is None and not solves:
         with nullcontext() if is_traced() else torch.no_grad():
             inverse = dense_inverse(V, ridge=ridge)
-    if is_traced() or not V.requires_grad:  # torch's own gradient costs no more then
+    if inverse is not None and (is_traced() or not V.requires_grad):  # torch's own gradient costs no more then
         W = V.to(x.dtype)
         return embed_channels(x, c_out, dim=-2) - 2 * (W[:c_out] @ (inverse.to(x.dtype) @ (W[: x.shape[-2]].mT @ x)))
     y: Tensor = _DenseReflection.apply(x, V, inverse, c_out, ridge)

@@ -83,6 +83,9 @@ def unit_scaled(V: Tensor) -> Tensor:
 
 def scale_of(V: Tensor) -> Tensor:
     """Return the largest absolute entry of V, never zero, as a constant."""
+    if V.device.type == "cpu" and not (V.is_complex() or torch.compiler.is_compiling() or is_traced()):
+        low, high = V.detach().aminmax()  # which needs no memory
+        return torch.maximum(-low, high).clamp_min(torch.finfo(V.dtype).tiny)
     return V.detach().abs().max().clamp_min(torch.finfo(V.real.dtype).tiny)
 
 
@@ -155,22 +158,25 @@ def factored(S: Inexact[Tensor, "*batch n n"]) -> tuple[Inexact[Tensor, "*batch 
 
     Then d makes up what the smallest eigenvalue lacks of `_LEAST_EIGENVALUE_ULPS`, so it is continuous in S.
     """
-    L, P, failed = _factor_and_inverse(S)
-    lacking = _LEAST_EIGENVALUE_ULPS * torch.finfo(S.real.dtype).eps * _norm_estimate(S)
-    shift = torch.where(failed, lacking, lacking - 1 / _norm_estimate(P)).clamp_min(0)
+    L, P = _factor_and_inverse(S)
+    shift = lacking_shift(_norm_estimate(S), _norm_estimate(P))
     may_ask = S.device.type == "cpu" and not (torch.compiler.is_compiling() or is_traced())
     if may_ask and not bool(shift.any()):
         return L, P
-    L, P, _ = _factor_and_inverse(_shifted(S, shift))
-    return L, P
+    return _factor_and_inverse(_shifted(S, shift))
 
 
-def _factor_and_inverse(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return L, (L L*)^-1, and which matrices were not positive definite and have NaN."""
+def lacking_shift(norm: Float[Tensor, "*batch"], norm_of_inverse: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return d for matrices of these norms; an inverse that failed has the norm NaN."""
+    lacking = _LEAST_EIGENVALUE_ULPS * torch.finfo(norm.dtype).eps * norm
+    return torch.where(norm_of_inverse.isnan(), lacking, lacking - 1 / norm_of_inverse).clamp_min(0)
+
+
+def _factor_and_inverse(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L and (L L*)^-1; matrices that are not positive definite have NaN."""
     L, info = torch.linalg.cholesky_ex(S)
-    failed = info > 0
-    L = torch.where(failed[..., None, None], torch.nan, L)
-    return L, torch.cholesky_inverse(L), failed
+    L = torch.where((info > 0)[..., None, None], torch.nan, L)
+    return L, torch.cholesky_inverse(L)
 
 
 def _norm_estimate(S: Inexact[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
