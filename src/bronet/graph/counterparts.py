@@ -168,15 +168,11 @@ def _norm(step: Step) -> list[nn.Module]:
     return [LastAxis(Centring(step.shape[-1]))] if is_last else [Centring(step.shape[0])]
 
 
-def _pool(kind: type[MaxPool] | type[ScaledMeanPool]) -> Callable[[Step], list[nn.Module]]:
-    """Return the counterpart of a pool: windows that do not overlap, about as large as the change of size."""
-
-    def counterpart(step: Step) -> list[nn.Module]:
-        size, wanted = step.shape[1:], step.wanted[1:]
-        window = max(1, *(round(n / m) for n, m in zip(size, wanted, strict=True)))
-        return [*_framed(size, [window * m for m in wanted]), *([] if window == 1 else [kind(window)])]
-
-    return counterpart
+def _pool(step: Step, kind: type[MaxPool] | type[ScaledMeanPool] = ScaledMeanPool) -> list[nn.Module]:
+    """Windows that do not overlap, about as large as the change of size."""
+    size, wanted = step.shape[1:], step.wanted[1:]
+    window = max(1, *(round(n / m) for n, m in zip(size, wanted, strict=True)))
+    return [*_framed(size, [window * m for m in wanted]), *([] if window == 1 else [kind(window)])]
 
 
 def _mean(step: Step) -> list[nn.Module] | None:
@@ -184,7 +180,7 @@ def _mean(step: Step) -> list[nn.Module] | None:
     whole = (*step.shape[:1], 1, 1)
     if len(step.shape) != 3 or step.wanted not in (step.shape[:1], whole):
         return None
-    pooled = _pool(ScaledMeanPool)(replace(step, wanted=whole))
+    pooled = _pool(replace(step, wanted=whole))
     return [*pooled, Flatten()] if len(step.wanted) == 1 else pooled
 
 
@@ -192,7 +188,7 @@ def _resized(step: Step) -> list[nn.Module]:
     factors = {m / n for n, m in zip(step.shape[1:], step.wanted[1:], strict=True)}
     factor = factors.pop()
     if factor < 1:
-        return _pool(ScaledMeanPool)(step)
+        return _pool(step)
     if factors or factor != int(factor):
         raise BronetError(f"a change of size must be by a whole factor, got {step.shape} to {step.wanted}")
     return [RepeatedPixels(int(factor))]
@@ -215,8 +211,8 @@ COUNTERPARTS: dict[Rule, Counterpart] = {
     linear.conv_transpose2d: _transposed,
     linear.linear: _linear,
     **dict.fromkeys((linear.batch_norm, nonlinear.divides), _norm),
-    **dict.fromkeys((nonlinear.avg_pool2d, nonlinear.adaptive_avg_pool2d), _pool(ScaledMeanPool)),
-    **dict.fromkeys((nonlinear.max_pool2d, nonlinear.adaptive_max_pool2d), _pool(MaxPool)),
+    **dict.fromkeys((nonlinear.avg_pool2d, nonlinear.adaptive_avg_pool2d), _pool),
+    **dict.fromkeys((nonlinear.max_pool2d, nonlinear.adaptive_max_pool2d), lambda step: _pool(step, MaxPool)),
     linear.mean: _mean,
     nonlinear.interpolate: _resized,
     moves.pad: _padded,

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Rule, Size, Value, axes_of, pair_of, rule_of
+from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Size, Value, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
 from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
 from bronet.proof.proved_map import linear as linear_map
@@ -222,20 +223,20 @@ def _sum(apply: Apply, out: Value, a: Value, b: Value) -> ProvedMap:
     return plain if a.shape == b.shape else replace(plain, lipschitz=factor, gain=up(plain.gain * factor))
 
 
-def _summed(*, is_mean: bool) -> Rule:
-    def rule(out: Value, input: Value, dim: Size | None = None, keepdim: bool = False) -> ProvedMap:
-        axes = axes_of(dim, input)
-        dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
-        divisor = count if is_mean else 1
-        norm = math.sqrt(count) / divisor
-        # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
-        apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
-        return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), arithmetic().underflow, BY_DEFINITION)
+@rule_of("sum")
+def summed(
+    out: Value, input: Value, dim: Size | None = None, keepdim: bool = False, *, is_mean: bool = False
+) -> ProvedMap:
+    axes = axes_of(dim, input)
+    dims, count = [axis + 1 for axis in axes], math.prod(input.shape[axis] for axis in axes)
+    divisor = count if is_mean else 1
+    norm = math.sqrt(count) / divisor
+    # count - 1 additions, and a division that some devices compute as a product: the norm of |A| is that of A.
+    apply: Apply = lambda x: x.sum(dims, keepdim=keepdim) / divisor  # noqa: E731
+    return ProvedMap(apply, out.shape, up(norm), up(gamma(count + 1) * norm), arithmetic().underflow, BY_DEFINITION)
 
-    return rule
 
-
-mean, _ = rule_of("mean")(_summed(is_mean=True)), rule_of("sum")(_summed(is_mean=False))
+mean = rule_of("mean")(partial(summed, is_mean=True))
 
 
 @rule_of("log_softmax")

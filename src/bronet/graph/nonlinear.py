@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,19 +116,15 @@ def hardtanh(out: Value, input: Value, min_val: float = -1.0, max_val: float = 1
 ACTIVATIONS |= {prelu, hardtanh}
 
 
-def _compared(function: Apply) -> Rule:
-    """Return the rule of the larger or the smaller of two numbers."""
-
-    def rule(out: Value, input: Value, other: Value) -> ProvedMap:
-        if not (isinstance(input, Value) and isinstance(other, Value) and input.shape == other.shape):
-            raise NoRuleError("only two activations of one shape are compared; clamp by a constant")
-        return replace(exact(function, out.shape, BY_DEFINITION), join=Join.ROOT_OF_SQUARES)
-
-    return rule
+def _compared(function: Apply, out: Value, input: Value, other: Value) -> ProvedMap:
+    """The larger or the smaller of two numbers."""
+    if not (isinstance(input, Value) and isinstance(other, Value) and input.shape == other.shape):
+        raise NoRuleError("only two activations of one shape are compared; clamp by a constant")
+    return replace(exact(function, out.shape, BY_DEFINITION), join=Join.ROOT_OF_SQUARES)
 
 
-for _name in ("maximum", "minimum"):
-    rule_of(_name)(_compared(getattr(torch, _name)))
+rule_of("maximum")(partial(_compared, torch.maximum))
+rule_of("minimum")(partial(_compared, torch.minimum))
 
 
 @rule_of("amax")
