@@ -33,7 +33,7 @@ from bronet.layers import (
     Standardization,
     create_convolution,
 )
-from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
+from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift
 from bronet.layers.shape import ScaledMeanPool
 
 Shape = tuple[int, ...]
@@ -81,7 +81,7 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
     "bias": (partial(Bias, 3), (3, 2, 2)),
     "centring": (partial(Centring, 3), (3, 2, 2)),
     "rotation": (partial(OrthogonalMix, 6), (6, 2, 2)),
-    "rotation shifted": (partial(ShiftedMix, 4, 1), (4, 3, 2)),
+    "rotation shifted": (partial(OrthogonalMix, 4, 1), (4, 3, 2)),
     "shift": (partial(_plain, partial(Shift, 5, 1)), (5, 3, 2)),
     "position": (partial(Position, (2, 3)), (2, 2, 3)),
     "half abs": (partial(_plain, HalfAbs), (5, 2, 2)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bronet.cli import exit_at_once
-from bronet.layers.execution import PreparedLayer
+from bronet.layers.execution import DerivedLayer
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, named_recipe, override
 from bronet.training.distributed import Processes, gathered, is_sharded, joined_processes, part_of, shard
@@ -41,7 +41,7 @@ def trained(
     model = build_model(recipe.model, recipe.data.spec(), device="cpu" if sharded else device).train()
     forward = TrainingForward(model, recipe, in_parallel=False)
     for layer in model.modules():
-        if isinstance(layer, PreparedLayer):
+        if isinstance(layer, DerivedLayer):
             layer.sees_all_parameters = False  # as if sharded: every layer inverts for itself
     if sharded:
         processes.centre(model, over_all=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.graph import prove
-from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Shift, ShiftedMix
+from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Shift
 from bronet.models import build_model
 from bronet.recipe.architecture import LipNeXtArchitecture
 from bronet.recipe.schema import DatasetSpec
@@ -33,7 +33,7 @@ def test_a_shift_moves_four_groups_by_one_pixel_and_keeps_every_number() -> None
         Shift(CHANNELS, 3)
 
 
-@pytest.mark.parametrize("layer", [OrthogonalMix(CHANNELS), ShiftedMix(CHANNELS, MOVED), Shift(CHANNELS, MOVED)])
+@pytest.mark.parametrize("layer", [OrthogonalMix(CHANNELS), OrthogonalMix(CHANNELS, MOVED), Shift(CHANNELS, MOVED)])
 def test_all_singular_values_of_an_orthogonal_layer_are_one(layer: torch.nn.Module) -> None:
     values = singular_values(layer.double(), (CHANNELS, 3, 2))
     assert float((values - 1).abs().max()) < 1e-6  # the matrices were made in float32

@@ -11,8 +11,7 @@ from bronet import BronetError, frozen
 from bronet.layers import CONVOLUTIONS, LipschitzLayer, create_convolution
 from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.layers.rivals.potential import CPLConv2d, Key, SLLConv2d
-from bronet.layers.rivals.soc import NEGLIGIBLE, SOCConv2d, rest_of_series, skew_norm
-from bronet.layers.rivals.spatial import BCOPConv2d, StandardConv2d
+from bronet.layers.rivals.spatial import NEGLIGIBLE, BCOPConv2d, SOCConv2d, StandardConv2d, rest_of_series, skew_norm
 from bronet.ortho.orthogonal_maps import cayley
 from bronet.ortho.rescaling import absolute_sums
 from jacobian import singular_values

@@ -1,11 +1,12 @@
 """Layers: parameters, one forward each, and a proved Lipschitz bound on every one."""
 
 from bronet.layers.activation import Block, Householder, MaxMin
-from bronet.layers.base import LipschitzLayer, frozen
+from bronet.layers.base import LipschitzLayer
 from bronet.layers.bro_conv import BROConv2d, BROConvTranspose2d
 from bronet.layers.compose import Groups, Mix, Parallel, Residual
 from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
+from bronet.layers.execution import frozen
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
 from bronet.layers.registry import CONVOLUTIONS, create_convolution, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d

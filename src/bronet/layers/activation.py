@@ -7,22 +7,12 @@ A `Block` joins an activation to the layers before it: on a GPU its shift and it
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import (
-    Device,
-    LipschitzLayer,
-    OneLipschitz,
-    batch_first,
-    batch_last,
-    one_operation,
-    require_channels,
-    require_shape,
-)
+from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, batch_first, batch_last, one_operation
 from bronet.layers.shift import Bias, Centring
 from bronet.ortho.products import is_followed_by_jit, is_traced
 from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma, up
@@ -99,14 +89,13 @@ class Householder(LipschitzLayer):
             raise BronetError(f"channels must be even and at least 2 (Householder pairs them), got {channels}")
         if order not in (1, 2):
             raise BronetError(f"order of a Householder activation must be 1 or 2, got {order}")
+        self.input_channels = channels
         self.angles = nn.Parameter(torch.full((order, channels // 2), math.pi / 2, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, 2 * self.angles.shape[1], "Householder")
         return _folded(x, *_normals(self.angles.to(x.dtype)))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, 2 * self.angles.shape[1], "Householder")
         sin, cos = _normals(self.angles.detach().double())
         per_fold, folds = _norm_of_fold(sin, cos), self.angles.shape[0]
         # n.z errs by gamma_2 |n||z|, its product with n and the subtraction by gamma_3 of at most 3 |z|.
@@ -114,9 +103,6 @@ class Householder(LipschitzLayer):
         # A fold loses what n.z, its double and its product with n lose; a second one can stretch that.
         offset = up(8 * folds * per_fold * arithmetic().underflow)
         return ProvedMap(lambda x: _folded(x, sin, cos), shape, up(per_fold**folds), up(gain), offset)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((2 * self.angles.shape[1],)).lipschitz
 
 
 def _normals(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,22 +171,26 @@ class Block(nn.Sequential):
     `branch_only`, training centres what the layer adds to its input, not the input itself.
     """
 
+    linear: LipschitzLayer
+    shift: Centring | Bias
+    activation: LipschitzLayer
+
     def __init__(
         self, linear: LipschitzLayer, shift: Centring | Bias, activation: LipschitzLayer, *, branch_only: bool = False
     ) -> None:
         super().__init__(OrderedDict(linear=linear, shift=shift, activation=activation))
         self.branch_only = branch_only
-        self.fuses = isinstance(activation, MaxMin)
 
     @one_operation
     def forward(self, x: Tensor) -> Tensor:
-        linear, shift, activation = self
-        y: Tensor = linear(x)
+        shift, y = self.shift, self.linear(x)
         if self.branch_only and self.training:
-            return activation(x + shift(y - x))
-        if is_traced() or not (self.fuses and y.is_cuda and y.dtype != torch.float64):
-            return activation(shift(y))
-        assert isinstance(shift, (Centring, Bias))
+            moved: Tensor = self.activation(x + shift(y - x))
+            return moved
+        fuses = isinstance(self.activation, MaxMin) and y.is_cuda and y.dtype != torch.float64
+        if is_traced() or not fuses:
+            plain: Tensor = self.activation(shift(y))
+            return plain
         physical = batch_last(y)
         flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
         over_all = shift.mean_over_all if self.training else None
@@ -210,19 +200,17 @@ class Block(nn.Sequential):
     @property
     def parameter_methods(self) -> tuple[str, ...]:
         """Methods besides the forward pass that read parameters of a part; see `LipschitzLayer`."""
-        return tuple(dict.fromkeys(name for part in self.parts() for name in part.parameter_methods))
+        return tuple(dict.fromkeys(name for part in self._parts() for name in part.parameter_methods))
 
     def lipschitz_estimate(self) -> Tensor | float:
         """Return the product of the parts' constants as training sees them."""
-        linear, shift, activation = (part.lipschitz_estimate() for part in self.parts())
+        linear, shift, activation = (part.lipschitz_estimate() for part in self._parts())
         return linear * shift * activation
 
     def update_estimate(self, steps: int) -> None:
         """Improve what `lipschitz_estimate` returns."""
-        for part in self.parts():
+        for part in self._parts():
             part.update_estimate(steps)
 
-    def parts(self) -> tuple[LipschitzLayer, LipschitzLayer, LipschitzLayer]:
-        """Return the linear layer, the shift and the activation."""
-        linear, shift, activation = self
-        return cast(tuple[LipschitzLayer, LipschitzLayer, LipschitzLayer], (linear, shift, activation))
+    def _parts(self) -> tuple[LipschitzLayer, ...]:
+        return self.linear, self.shift, self.activation

@@ -1,15 +1,13 @@
 """What every layer offers: one forward, a bound on its Lipschitz constant, and a proof for certificates.
 
-Layers act on dimension 1 of their input, whether it is (b, c, h, w) or (b, d). Weights that are derived from
-parameters are computed anew in each forward, except inside `frozen(...)`, where they are kept as long as the
-parameters do not change.
+Layers act on dimension 1 of their input, whether it is (b, c, h, w) or (b, d).
 """
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,8 +16,6 @@ from bronet.errors import BronetError
 from bronet.ortho.products import product as matrix_product
 from bronet.proof.proved_map import ProvedMap
 
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 Device = torch.device | str | None
 IMAGE_AXES = 3  # channel, height, width
@@ -40,8 +36,19 @@ def one_operation(forward: Callable[[M, Tensor], Tensor]) -> Callable[[M, Tensor
     return wrapped
 
 
+def _after(check: Callable[[Any, Any], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: "LipschitzLayer", given: Any) -> Any:
+        check(self, given)
+        return method(self, given)
+
+    return checked
+
+
 class LipschitzLayer(nn.Module, ABC):
     """A layer with a proved Lipschitz constant.
+
+    Where a layer says how many `input_channels` it takes, what its `forward` and `proved` are given is checked before.
 
     `recordable` says whether a training step with it can be recorded as a CUDA graph: layers whose factorisations wait
     for the host cannot. `only_regularized` says whether nothing but a loss that sees its estimate keeps the layer's
@@ -50,6 +57,8 @@ class LipschitzLayer(nn.Module, ABC):
     parameters while training: where those are sharded over processes, they are gathered for each of them.
     """
 
+    input_channels: int | None = None
+    takes_images_only: bool = False
     recordable: ClassVar[bool] = True
     only_regularized: ClassVar[bool] = False
     forward_uses_estimate: ClassVar[bool] = False
@@ -58,18 +67,47 @@ class LipschitzLayer(nn.Module, ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in vars(cls):
-            cls.forward = one_operation(cls.forward)  # type: ignore[method-assign]
+            checked = _after(lambda layer, x: layer.check_input(x), cls.forward)
+            cls.forward = one_operation(checked)  # type: ignore[method-assign]
+        if "proved" in vars(cls):
+            checked = _after(lambda layer, shape: layer.check_shape(shape), cls.proved)
+            cls.proved = checked  # type: ignore[method-assign]
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise unless x has the channels that the layer takes in dimension 1, and no dimension is empty."""
+        layer, channels, shape = type(self).__name__, self.input_channels, tuple(x.shape)
+        if channels is None:
+            return
+        if x.ndim < 2 or x.shape[1] != channels:
+            raise BronetError(f"{layer} expects {channels} channels in dimension 1, got an input of shape {shape}")
+        if self.takes_images_only and x.ndim != 1 + IMAGE_AXES:
+            raise BronetError(f"{layer} expects images (b, c, h, w), got an input of shape {shape}")
+        if not x.is_floating_point():  # which products would round to whole numbers
+            raise BronetError(f"{layer} expects floating point, got {x.dtype}; convert the input first")
+        if x.numel() == 0:
+            raise BronetError(f"{layer} needs at least one image and one pixel, got an input of shape {shape}")
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise unless one image's activations of this shape have the channels that the layer takes."""
+        layer, channels, only_images = type(self).__name__, self.input_channels, self.takes_images_only
+        if channels is None:
+            return
+        if not shape or shape[0] != channels or min(shape) < 1 or (only_images and len(shape) != IMAGE_AXES):
+            wanted = f"images of {channels} channels" if only_images else f"{channels} channels"
+            raise BronetError(f"{layer} expects {wanted}, got activations of shape {shape}")
 
     @abstractmethod
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         """Return the float64 map of this layer for one image's activations of `shape`, with its proved bounds."""
 
-    @abstractmethod
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         """Return an upper bound on the Lipschitz constant for images of this size.
 
         Layers whose bound does not depend on the size ignore it.
         """
+        if self.input_channels is None:
+            raise NotImplementedError(f"{type(self).__name__} must define lipschitz_bound")
+        return self.proved((self.input_channels, *((1, 1) if self.takes_images_only else ()))).lipschitz
 
     def lipschitz_estimate(self) -> Tensor | float:
         """Return the constant as training sees it: differentiable, and no bound where a layer is only regularised."""
@@ -86,70 +124,24 @@ class OneLipschitz(LipschitzLayer):
         return 1.0
 
 
-class DerivedLayer(LipschitzLayer, Generic[K, T]):
-    """A layer whose weights T are derived from its parameters and a key K: the precision, perhaps the grid."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[K, tuple[Hashable, T]] | None = None
-        self.portable = False  # inside `frozen`: whether the weights must suit every batch, in plain products
+class Fixed(OneLipschitz):
+    """A layer without parameters: a 1-Lipschitz function, which proofs apply as well."""
 
     @abstractmethod
-    def derive(self, key: K) -> T:
-        """Compute the derived weights; `key` is all that they depend on besides the parameters."""
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """Return the function; it holds on to plain numbers alone, as the layer could change after a proof."""
 
-    def derived(self, key: K) -> T:
-        """Return the derived weights: inside `frozen` the kept ones, if they are still those of the parameters.
+    def rounding(self) -> tuple[float, float]:
+        """Return gain and offset of the function; by default it only moves or compares numbers."""
+        return 0.0, 0.0
 
-        While torch.export traces, parameters may be stand-ins without memory: there the kept ones are taken as they
-        are, which supposes a forward pass inside `frozen` before (`bronet.export` makes it).
-        """
-        if self._kept is None:
-            return self._derive_at_full_precision(key)
-        if torch.compiler.is_exporting():
-            return self._kept[key][1]
-        state = tuple((t.data_ptr(), t._version, t.dtype) for t in (*self.parameters(), *self.buffers()))
-        kept = self._kept.get(key)
-        if kept is None or kept[0] != state:
-            with torch.no_grad():
-                kept = (state, self._derive_at_full_precision(key))
-            self._kept[key] = kept
-        return kept[1]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function()(x)
 
-    @property
-    def keeps_derived(self) -> bool:
-        """Whether the layer is inside `frozen`, so that no gradient is wanted for its parameters."""
-        return self._kept is not None
-
-    def _derive_at_full_precision(self, key: K) -> T:
-        with without_autocast(next(self.parameters()).device.type):
-            return self.derive(key)
-
-    def precision_for(self, x: Tensor) -> torch.dtype:
-        """Return the precision of factorisations for an input: float64 for float64, else float32 at least."""
-        dtype = x.dtype if x.dtype == torch.float64 else next(self.parameters()).dtype
-        return torch.promote_types(torch.float32, dtype)
-
-
-@contextmanager
-def frozen(module: nn.Module, *, portable: bool = False) -> Iterator[nn.Module]:
-    """Keep derived weights while inside: for evaluation, where many batches share the same parameters.
-
-    No gradient reaches the parameters inside. The kept weights are dropped at the end, and recomputed within if a
-    parameter is loaded, stepped or moved. What is written through `parameter.data`, which torch does not count as a
-    change, goes unseen. On a CPU layers keep what is fastest for their shapes; with `portable` the same for every
-    batch, applied in real products alone: what can be exported.
-    """
-    layers = [m for m in module.modules() if isinstance(m, DerivedLayer)]
-    outer = [(layer._kept, layer.portable) for layer in layers]
-    for layer in layers:
-        layer._kept = {} if layer._kept is None or portable != layer.portable else layer._kept
-        layer.portable = portable
-    try:
-        yield module
-    finally:
-        for layer, (kept, was_portable) in zip(layers, outer, strict=True):
-            layer._kept, layer.portable = kept, was_portable
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        function = self.function()
+        output = function(torch.zeros(1, *shape, device="cpu"))
+        return ProvedMap(function, tuple(output.shape[1:]), 1.0, *self.rounding())
 
 
 def without_autocast(device: str) -> AbstractContextManager[None]:
@@ -195,23 +187,6 @@ def reflected_rank(rank: int | None, c_in: int, c_out: int) -> int:
     if type(n) is not int or not 1 <= n < m:
         raise BronetError(f"rank must satisfy 1 <= n < m = {m}, got n = {n!r}")
     return n
-
-
-def require_channels(x: Tensor, channels: int, layer: str) -> None:
-    """Raise unless dimension 1 of x has this many channels, and no dimension is empty."""
-    if x.ndim < 2 or x.shape[1] != channels:
-        raise BronetError(f"{layer} expects {channels} channels in dimension 1, got an input of shape {tuple(x.shape)}")
-    if not x.is_floating_point():  # which products would round to whole numbers
-        raise BronetError(f"{layer} expects floating point, got {x.dtype}; convert the input first")
-    if x.numel() == 0:
-        raise BronetError(f"{layer} needs at least one image and one pixel, got an input of shape {tuple(x.shape)}")
-
-
-def require_shape(shape: tuple[int, ...], channels: int, layer: str, *, images: bool = False) -> None:
-    """Raise unless one image's activations of this shape have so many channels, and two sides where images are due."""
-    if not shape or shape[0] != channels or min(shape) < 1 or (images and len(shape) != IMAGE_AXES):
-        wanted = f"images of {channels} channels" if images else f"{channels} channels"
-        raise BronetError(f"{layer} expects {wanted}, got activations of shape {shape}")
 
 
 def checked_shape(shape: Sequence[int], name: str = "input_shape") -> tuple[int, ...]:

@@ -8,23 +8,15 @@ the real low-rank form: no complex number, no c x c matrix, any image size.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bronet.layers.base import (
-    Device,
-    reflected_rank,
-    require_counts,
-    require_ridge,
-    require_shape,
-    to_autocast,
-    without_autocast,
-)
-from bronet.layers.convolution import Convolution, Options, PaddingMode, residual_of, start_near_identity, with_residual
-from bronet.layers.execution import Derivation, PreparedLayer
+from bronet.layers.base import reflected_rank, require_ridge, to_autocast, without_autocast
+from bronet.layers.convolution import Convolution, Options
+from bronet.layers.execution import Derivation
 from bronet.ortho.bro_convolution import (
     Geometry,
     Windows,
@@ -63,7 +55,7 @@ class _Key:
     dtype: torch.dtype
 
 
-class BROConv2d(Convolution[_Key, Weights], PreparedLayer[_Key, Weights]):
+class BROConv2d(Convolution[_Key, Weights]):
     """An orthogonal convolution x -> (I - 2 V (V*V)^-1 V*) x; arguments as in `Convolution`.
 
     Where in_channels * stride^2 and out_channels differ, the layer is semi-orthogonal. V has `kernel_size` taps per
@@ -80,16 +72,7 @@ class BROConv2d(Convolution[_Key, Weights], PreparedLayer[_Key, Weights]):
         self.ridge = BRO_RIDGE if options.ridge is None else options.ridge
         require_ridge(self.ridge)
         m, k = max(self.inner_channels, self.out_channels), self.kernel_size
-        self.weight = nn.Parameter(empty(m, self.rank, k, k))
-        self.residual = residual_of(self.weight, options.residual_depth)
-
-    def reset_parameters(self) -> None:
-        """Start at the identity kernel, or near it with the residual re-parameterisation."""
-        start_near_identity(self.weight, self.residual)
-
-    def V(self, dtype: torch.dtype) -> Tensor:
-        """Return the kernel that is reflected, computed in this precision."""
-        return with_residual(self.weight.to(dtype), self.residual)
+        self.own_kernel(empty(m, self.rank, k, k), options.residual_depth)
 
     def derive(self, key: _Key) -> Weights:
         weights = key.form.derive(self.V(key.precision), self.inner_channels)
@@ -148,53 +131,22 @@ class BROConvTranspose2d(BROConv2d):
     those of `BROConv2d` and act before it.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 3,
-        *,
-        stride: int = 1,
-        padding: int | None = None,
-        padding_mode: PaddingMode | None = None,
-        input_size: tuple[int, int] | None = None,
-        rank: int | None = None,
-        residual_depth: int | None = None,
-        hidden_channels: int | None = None,
-        keep_padding: bool = False,
-        ridge: float | None = None,
-        dilation: int = 1,
-        groups: int = 1,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        require_counts(out_channels=out_channels, stride=stride)
-        super().__init__(
-            in_channels,
-            out_channels * stride**2,
-            kernel_size,
-            padding=padding,
-            padding_mode=padding_mode,
-            input_size=input_size,
-            rank=rank,
-            residual_depth=residual_depth,
-            hidden_channels=hidden_channels,
-            keep_padding=keep_padding,
-            ridge=ridge,
-            dilation=dilation,
-            groups=groups,
-            device=device,
-            dtype=dtype,
-        )
-        self.upscale = stride
+    @property
+    def factor(self) -> int:
+        return 1  # the stride is that of the pixel shuffle behind the reflector
+
+    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
+        self.out_channels *= self.stride**2  # before the shuffle
+        super().make_parameters(empty, options)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pixel_shuffle(super().forward(x), self.upscale)
+        y = super().forward(x)
+        return y if self.parts is not None else nn.functional.pixel_shuffle(y, self.stride)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.in_channels, "BROConvTranspose2d", images=True)
-        inner, factor = super().proved(shape), self.upscale
+        inner, factor = super().proved(shape), self.stride
+        if self.parts is not None:
+            return inner
         apply, (c, h, w) = inner.apply, inner.output_shape
-        size = (c // factor**2, h * factor, w * factor)
         shuffled = lambda x: nn.functional.pixel_shuffle(apply(x), factor)  # noqa: E731
-        return ProvedMap(shuffled, size, inner.lipschitz, inner.gain, inner.offset)
+        return replace(inner, apply=shuffled, output_shape=(c // factor**2, h * factor, w * factor))

@@ -61,22 +61,22 @@ class Groups(LipschitzLayer):
     `Groups(BROConv2d(4, 4, 3), BROConv2d(4, 4, 3))` is `BROConv2d(8, 8, 3, groups=2)`.
     """
 
+    layers: Sequence[LipschitzLayer]
+
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         if not layers or not all(isinstance(layer, LipschitzLayer) for layer in layers):
             kinds = ", ".join(type(layer).__name__ for layer in layers) or "none"
             raise BronetError(f"Groups must have Lipschitz layers, one for each part of the channels, got {kinds}")
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        self._require_multiple(x.shape[1])
         parts = x.chunk(len(self.layers), dim=1)
         return torch.cat([layer(part) for layer, part in zip(self.layers, parts, strict=True)], dim=1)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        self._require_multiple(shape[0])
         count = len(self.layers)
-        maps = [layer.proved((shape[0] // count, *shape[1:])) for layer in self._parts()]
+        maps = [layer.proved((shape[0] // count, *shape[1:])) for layer in self.layers]
         applies, sizes = [part.apply for part in maps], {part.output_shape[1:] for part in maps}
         if len(sizes) > 1:
             raise BronetError(f"the layers of Groups must give images of one size, got {sorted(sizes)}")
@@ -92,14 +92,14 @@ class Groups(LipschitzLayer):
         return ProvedMap(apply, (channels, *maps[0].output_shape[1:]), lipschitz, gain, offset, remark=remark)
 
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return max(layer.lipschitz_bound(input_size) for layer in self._parts())
+        return max(layer.lipschitz_bound(input_size) for layer in self.layers)
 
     def lipschitz_estimate(self) -> Tensor | float:
-        estimates = [torch.as_tensor(layer.lipschitz_estimate()) for layer in self._parts()]
+        estimates = [torch.as_tensor(layer.lipschitz_estimate()) for layer in self.layers]
         return torch.stack(estimates).max()
 
     def update_estimate(self, steps: int) -> None:
-        for layer in self._parts():
+        for layer in self.layers:
             layer.update_estimate(steps)
 
     def reset_parameters(self) -> None:
@@ -109,9 +109,9 @@ class Groups(LipschitzLayer):
             if callable(reset):
                 reset()
 
-    def _parts(self) -> Sequence[LipschitzLayer]:
-        return [layer for layer in self.layers if isinstance(layer, LipschitzLayer)]
+    def check_input(self, x: Tensor) -> None:
+        self.check_shape(tuple(x.shape[1:]))
 
-    def _require_multiple(self, channels: int) -> None:
-        if channels % len(self.layers):
-            raise BronetError(f"channels must be a multiple of the {len(self.layers)} groups, got {channels}")
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        if shape[0] % len(self.layers):
+            raise BronetError(f"channels must be a multiple of the {len(self.layers)} groups, got {shape[0]}")

@@ -4,7 +4,6 @@ A kind of convolution says how an image becomes another one and what is proved o
 question of the image's size are answered here. `layers.registry` names the kinds.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,20 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import (
-    IMAGE_AXES,
-    DerivedLayer,
-    Device,
-    K,
-    T,
-    checked_shape,
-    require_channels,
-    require_counts,
-    require_shape,
-)
+from bronet.layers.base import IMAGE_AXES, Device, checked_shape, require_counts
 from bronet.layers.compose import Groups
+from bronet.layers.execution import DerivedLayer, K, T
 from bronet.layers.shape import dilated, require_multiples, unshuffle
-from bronet.ortho.products import memoized
 from bronet.proof.proved_map import ProvedMap, up
 
 PaddingMode = Literal["zeros", "circular"]
@@ -43,6 +32,16 @@ class Options:
     hidden_channels: int | None
     keep_padding: bool
     ridge: float | None
+
+
+def _of_the_parts(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what a kind does with its parameters, so that a convolution in groups has its parts do it."""
+
+    @wraps(method)
+    def wrapped(self: Any, *args: Any) -> Any:
+        return method(self, *args) if self.parts is None else getattr(self.parts, method.__name__)(*args)
+
+    return wrapped
 
 
 class Convolution(DerivedLayer[K, T], Generic[K, T]):
@@ -74,6 +73,7 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         ridge: relative ridge on V*V of a BRO convolution; 1e-7 by default.
     """
 
+    takes_images_only = True
     options: ClassVar[frozenset[str]] = frozenset()
     """Which of the arguments from `rank` on this kind takes."""
     padding_modes: ClassVar[tuple[PaddingMode, ...]] = get_args(PaddingMode)
@@ -120,7 +120,8 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         for option, value in asdict(options).items():
             if option not in self.options and value is not None and value is not False:
                 raise BronetError(f"{option} must be left out for a {name}, which has none, got {value!r}")
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.input_channels = self.in_channels = in_channels
+        self.out_channels = out_channels
         self.kernel_size, self.stride = kernel_size, stride
         self.padding_mode = self.padding_modes[0] if padding_mode is None else padding_mode
         if self.padding_mode not in self.padding_modes:
@@ -130,25 +131,10 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         self.input_size = None if input_size is None else self._checked_size(input_size)
         self.parts: Groups | None = None
         if groups > 1:
-            part = partial(
-                type(self),
-                in_channels // groups,
-                out_channels // groups,
-                kernel_size,
-                stride=stride,
-                padding=padding,
-                padding_mode=padding_mode,
-                input_size=input_size,
-                rank=rank,
-                residual_depth=residual_depth,
-                hidden_channels=hidden_channels,
-                keep_padding=keep_padding,
-                ridge=ridge,
-                dilation=dilation,
-                device=device,
-                dtype=dtype,
-            )
-            self.parts = Groups(*(part() for _ in range(groups)))
+            sizes = (in_channels // groups, out_channels // groups, kernel_size)
+            shared = {"stride": stride, "dilation": dilation, "device": device, "dtype": dtype, **asdict(options)}
+            shared |= {"padding": padding, "padding_mode": padding_mode, "input_size": input_size}
+            self.parts = Groups(*(type(self)(*sizes, **shared) for _ in range(groups)))
             return
         self.make_parameters(partial(torch.empty, device=device, dtype=dtype), options)
         self.reset_parameters()
@@ -159,13 +145,22 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
             if name in vars(cls):
                 setattr(cls, name, _of_the_parts(vars(cls)[name]))
 
-    @abstractmethod
     def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
-        """Make the parameters, each from `empty(*shape)`; called once, when all else is known and checked."""
+        """Make the parameters, each from `empty(*shape)`; called once, when all else is known and checked.
 
-    @abstractmethod
+        By default a kernel, with the residual re-parameterisation if `options` have its depth.
+        """
+        k = self.kernel_size
+        self.own_kernel(empty(self.out_channels, self.inner_channels, k, k), options.residual_depth)
+
+    @_of_the_parts
     def reset_parameters(self) -> None:
-        """Start anew."""
+        """Start anew: by default at the identity kernel, or near it with the residual re-parameterisation."""
+        if self.residual is None:
+            nn.init.dirac_(self.weight)
+        else:
+            nn.init.normal_(self.weight, std=1 / self.weight[:, 0].numel())
+            nn.init.ones_(self.residual.alpha)
 
     @property
     def factor(self) -> int:
@@ -195,10 +190,6 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         return None
 
     def forward(self, x: Tensor) -> Tensor:
-        name = type(self).__name__
-        require_channels(x, self.in_channels, name)
-        if x.ndim != 1 + IMAGE_AXES:
-            raise BronetError(f"{name} expects images (b, c, h, w), got an input of shape {tuple(x.shape)}")
         if self.parts is not None:
             y: Tensor = self.parts(x)
             return y
@@ -208,7 +199,6 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
         return self.convolve(x) if self.dilation == 1 else dilated(self.convolve, x, self.dilation)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.in_channels, type(self).__name__, images=True)
         if self.parts is not None:
             return self.parts.proved(shape)
         (_, h, w), factor, d = shape, self.factor, self.dilation
@@ -272,60 +262,3 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
 
 
 AnyConvolution = Convolution[Any, Any]
-
-
-def _of_the_parts(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what a kind does with its parameters, so that a convolution in groups has its parts do it."""
-
-    @wraps(method)
-    def wrapped(self: AnyConvolution, *args: Any) -> Any:
-        return method(self, *args) if self.parts is None else getattr(self.parts, method.__name__)(*args)
-
-    return wrapped
-
-
-class IdentityResidual(nn.Module):
-    """Kernels (m, n, k, k) and matrices (m, n) near the identity: V = I + alpha / sqrt(L) weight (App. B.2).
-
-    I has ones at the centre tap of channel pairs i, i; alpha is one learned number per output channel that starts at
-    one, as in the published networks (the text says a scalar); L, the `residual_depth`, counts the layers of the block.
-    """
-
-    def __init__(self, weight: Tensor, depth: int) -> None:
-        super().__init__()
-        require_counts(residual_depth=depth)
-        self.depth = depth
-        self.alpha = nn.Parameter(weight.new_ones(weight.shape[0]))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        scale = (self.alpha.to(weight.dtype) / math.sqrt(self.depth)).view(-1, *(1 for _ in weight.shape[1:]))
-        return torch.addcmul(identity_kernel(weight.shape, weight.device, weight.dtype), scale, weight)
-
-
-def residual_of(weight: Tensor, depth: int | None) -> IdentityResidual | None:
-    """Return the residual of a layer with this parameter and `residual_depth`; None where it has none."""
-    return None if depth is None else IdentityResidual(weight, depth)
-
-
-def with_residual(weight: Tensor, residual: IdentityResidual | None) -> Tensor:
-    """Return the kernel that a parameter stands for."""
-    return weight if residual is None else residual(weight)
-
-
-def start_near_identity(weight: nn.Parameter, residual: IdentityResidual | None) -> None:
-    """Start a kernel at the identity, or near it with the residual."""
-    if residual is None:
-        nn.init.dirac_(weight)
-    else:
-        nn.init.normal_(weight, std=1 / weight[:, 0].numel())
-        nn.init.ones_(residual.alpha)
-
-
-@memoized(32)
-def identity_kernel(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the identity matrix (m, n), or the identity kernel (m, n, kh, kw) at the centre tap.
-
-    It is made on the CPU: a copy to a GPU has arrived when it returns, so any stream may use what another asked for.
-    """
-    is_matrix = len(shape) == 2
-    return (torch.eye(*shape, dtype=dtype) if is_matrix else nn.init.dirac_(torch.empty(shape, dtype=dtype))).to(device)

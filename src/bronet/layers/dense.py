@@ -17,21 +17,17 @@ from bronet.errors import BronetError
 from bronet.layers.base import (
     IMAGE_AXES,
     Device,
-    T,
     batch_first,
     batch_last,
     like_input,
     product,
     reflected_rank,
-    require_channels,
     require_counts,
     require_ridge,
-    require_shape,
     to_autocast,
     without_autocast,
 )
-from bronet.layers.convolution import residual_of, with_residual
-from bronet.layers.execution import Derivation, PreparedLayer
+from bronet.layers.execution import Derivation, DerivedLayer, T
 from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
@@ -62,7 +58,7 @@ class _CholeskyWeight(Derivation):
         return [cholesky_orthogonal(V, ridge=self.ridge) for V in kernels]
 
 
-class _Dense(PreparedLayer[torch.dtype, T]):
+class _Dense(DerivedLayer[torch.dtype, T]):
     """What the two dense layers share: sizes, checks, and the residual re-parameterisation."""
 
     def __init__(self, in_features: int, out_features: int, ridge: float) -> None:
@@ -70,24 +66,13 @@ class _Dense(PreparedLayer[torch.dtype, T]):
         require_counts(in_features=in_features, out_features=out_features)
         require_ridge(ridge)
         self.in_features, self.out_features, self.ridge = in_features, out_features, ridge
-
-    def _start_with(self, weight: Tensor, residual_depth: int | None) -> None:
-        self.weight = nn.Parameter(weight)
-        self.residual = residual_of(self.weight, residual_depth)
-        self.reset_parameters()
-
-    def V(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrix that is orthogonalised, computed in this precision."""
-        return with_residual(self.weight.to(dtype), self.residual)
+        self.input_channels = in_features
 
     def reset_parameters(self) -> None:
         """Start from independent normals; near the identity with the residual re-parameterisation."""
         nn.init.normal_(self.weight, std=1 / self.weight.shape[0])
         if self.residual is not None:
             nn.init.ones_(self.residual.alpha)
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((self.in_features,)).lipschitz
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
@@ -115,7 +100,8 @@ class BROLinear(_Dense[tuple[Tensor, ...]]):
     ) -> None:
         super().__init__(in_features, out_features, ridge)
         self.rank, m = reflected_rank(rank, in_features, out_features), max(in_features, out_features)
-        self._start_with(torch.empty(m, self.rank, device=device, dtype=dtype), residual_depth)
+        self.own_kernel(torch.empty(m, self.rank, device=device, dtype=dtype), residual_depth)
+        self.reset_parameters()
 
     def derive(self, key: torch.dtype) -> tuple[Tensor, ...]:
         """Return V and (V'V + e I)^-1, on a CPU what takes fewer products, unless the weights must be portable."""
@@ -125,7 +111,6 @@ class BROLinear(_Dense[tuple[Tensor, ...]]):
         return V, dense_inverse(V, ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.in_features, "BROLinear")
         x = to_autocast(x)
         precision = self.precision_for(x)
         with without_autocast(x.device.type):
@@ -141,7 +126,6 @@ class BROLinear(_Dense[tuple[Tensor, ...]]):
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.in_features, "BROLinear")
         Q = dense_factor(self.V(torch.float64).detach(), ridge=self.ridge)
         squared, features = factor_norm(Q), self.out_features
         size, magnitude = up(squared**0.5), absolute_norm(Q)
@@ -174,19 +158,18 @@ class CholeskyLinear(_Dense[Tensor]):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, ridge)
-        self._start_with(torch.empty(out_features, in_features, device=device, dtype=dtype), residual_depth)
+        self.own_kernel(torch.empty(out_features, in_features, device=device, dtype=dtype), residual_depth)
+        self.reset_parameters()
 
     def derive(self, key: torch.dtype) -> Tensor:
         return cholesky_orthogonal(self.V(key), ridge=self.ridge)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.in_features, "CholeskyLinear")
         precision = self.precision_for(x)
         W = self.prepared(_CholeskyWeight(self.weight.shape, precision, self.ridge))
         return product(like_input(self.derived(precision) if W is None else W, x), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.in_features, "CholeskyLinear")
         with torch.no_grad():
             W = self.derive(torch.float64)
         norm = largest_singular_value(W)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import Device, LipschitzLayer, require_channels, without_autocast
+from bronet.layers.base import Device, LipschitzLayer, without_autocast
 from bronet.layers.dense import BROLinear
 from bronet.layers.regularized_conv import power_iteration
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE, unit_scaled
@@ -33,6 +33,7 @@ class Head(LipschitzLayer):
     ) -> None:
         super().__init__()
         self.in_features, self.classes = in_features, classes
+        self.input_channels = in_features
         self.make_linear(device, dtype)
         self.bias = nn.Parameter(torch.zeros(classes, device=device, dtype=dtype))
 
@@ -44,16 +45,12 @@ class Head(LipschitzLayer):
     def gaps(self) -> Float[Tensor, "k k"]:
         """Return the differentiable matrix of the Lipschitz constants of f_t - f_j; zero on the diagonal."""
 
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((self.in_features,)).lipschitz
-
-    def _with_bias(self, linear: ProvedMap, shape: tuple[int, ...]) -> ProvedMap:
-        """Return the proof of the head for activations of this shape, from that of its linear map."""
-        self._require_features(shape)
+    def _with_bias(self, linear: ProvedMap) -> ProvedMap:
+        """Return the proof of the head from that of its linear map."""
         # The bias is cloned: a model in float64 must not share its numbers with a proof.
         return shifted(linear, self.bias.detach().double().clone())
 
-    def _require_features(self, shape: tuple[int, ...]) -> None:
+    def check_shape(self, shape: tuple[int, ...]) -> None:
         if shape != (self.in_features,):
             wanted = f"the head expects {self.in_features} features"
             raise BronetError(f"{wanted}, got activations of shape {shape}; flatten them")
@@ -73,7 +70,6 @@ class LastLayerNormalized(Head):
         return _normalized(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.in_features, "LastLayerNormalized")
         x = _full_precision(x)
         with without_autocast(x.device.type):
             return F.linear(x, self.rows().to(x.dtype), self.bias.to(x.dtype))
@@ -88,7 +84,7 @@ class LastLayerNormalized(Head):
         norm = largest_singular_value(rows)
         products = [Product(norm, absolute_norm(rows), self.in_features)]
         plain = linear(lambda h: h @ rows.mT, (self.classes,), products, norm)
-        return replace(self._with_bias(plain, shape), gaps=upper_gaps(rows))
+        return replace(self._with_bias(plain), gaps=upper_gaps(rows))
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.classes}"
@@ -111,7 +107,7 @@ class OrthogonalHead(Head):
         return math.sqrt(2.0) * (1 - torch.eye(self.classes, device=self.bias.device, dtype=self.bias.dtype))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return self._with_bias(self.linear.proved((self.in_features,)), shape)
+        return self._with_bias(self.linear.proved(shape))
 
 
 class SmoothHead(Head):
@@ -138,7 +134,6 @@ class SmoothHead(Head):
         nn.init.normal_(self.power_vector)
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.in_features, "SmoothHead")
         x = _full_precision(x)
         with without_autocast(x.device.type):
             hidden = bent(F.linear(x, self.hidden_weight.to(x.dtype), self.hidden_bias.to(x.dtype)))
@@ -156,7 +151,6 @@ class SmoothHead(Head):
         return norm * torch.linalg.vector_norm(self.weight[:, None] - self.weight[None], dim=-1)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        self._require_features(shape)
         numbers = (self.hidden_weight, self.hidden_bias, self.weight, self.bias)
         W, b, V, c = (number.detach().double().clone() for number in numbers)
         return proved_bend(W, b, V, c, upper_gaps(V))

@@ -5,7 +5,8 @@ A matrix is not derived from a free parameter here: it is the parameter, and the
 convolution of one channel is an isometry only if its kernel has a single entry, 1 or -1: a shift.
 """
 
-from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,16 +15,15 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.layers.base import (
     Device,
+    Fixed,
     LipschitzLayer,
     OneLipschitz,
     batch_first,
     batch_last,
     like_input,
-    require_channels,
     require_counts,
-    require_shape,
 )
-from bronet.proof.proved_map import Product, ProvedMap, exact, linear, norm_of_products, shift
+from bronet.proof.proved_map import Product, ProvedMap, linear, norm_of_products, shift
 from bronet.proof.spectral import absolute_norm, largest_singular_value
 
 _DIRECTIONS = 4
@@ -44,37 +44,36 @@ def half_absolute(x: Tensor) -> Tensor:
     return batch_first(torch.cat((first.abs(), second), dim=-2))
 
 
-class Shift(OneLipschitz):
+def rotate(x: Tensor, W: Tensor, moved: int | None) -> Tensor:
+    """Return W x for every pixel, or W' S W x: channels move between pixels in a basis of their own."""
+    y = batch_first(W @ batch_last(x))
+    return y if moved is None else batch_first(W.mT @ batch_last(shift_channels(y, moved)))
+
+
+class Shift(Fixed):
     """Four groups of `moved` channels each move by one pixel, in four directions; a permutation, so an isometry."""
+
+    takes_images_only = True
 
     def __init__(self, channels: int, moved: int) -> None:
         super().__init__()
         require_counts(channels=channels, moved=moved)
         if _DIRECTIONS * moved > channels:
             raise BronetError(f"moved must be at most a quarter of the {channels} channels, got {moved}")
-        self.channels, self.moved = channels, moved
+        self.input_channels, self.moved = channels, moved
 
-    def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.channels, "Shift")
-        return shift_channels(x, self.moved)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.channels, "Shift", images=True)
-        moved = self.moved
-        return exact(lambda x: shift_channels(x, moved), shape)
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return partial(shift_channels, moved=self.moved)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, moved={self.moved}"
+        return f"{self.input_channels}, moved={self.moved}"
 
 
-class HalfAbs(OneLipschitz):
+class HalfAbs(Fixed):
     """beta-Abs at beta = 1/2: |x| for the first half of the channels; MaxMin up to a rotation of pairs. Exact."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return half_absolute(x)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        return exact(half_absolute, shape)
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return half_absolute
 
 
 class Position(OneLipschitz):
@@ -94,18 +93,22 @@ class Position(OneLipschitz):
         return shift(p, shape)
 
 
-class Rotation(LipschitzLayer):
-    """A layer whose parameter `weight` is an orthogonal c x c matrix, which starts at random.
+class OrthogonalMix(LipschitzLayer):
+    """x -> W x at every pixel; with `moved` it is x -> W' S W x, S the shift of `Shift`.
 
-    Not guaranteed by the layer: that the matrix stays orthogonal. The proof is of the matrix as stored.
+    W is an orthogonal matrix that is a parameter, and starts at random. Not guaranteed by the layer: that it stays
+    orthogonal. The proof is of the matrix as stored.
     """
 
     recordable: ClassVar[bool] = False  # its optimiser asks the host how long a step is
 
-    def __init__(self, channels: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, channels: int, moved: int | None = None, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         require_counts(channels=channels)
-        self.channels = channels
+        self.input_channels, self.takes_images_only = channels, moved is not None
+        self.moved = None if moved is None else Shift(channels, moved).moved
         self.weight = nn.Parameter(torch.empty(channels, channels, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -114,55 +117,14 @@ class Rotation(LipschitzLayer):
             self.weight.copy_(nn.init.orthogonal_(self.weight.float()))
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.channels, type(self).__name__)
-        return self.rotated(like_input(self.weight, x), x)
+        return rotate(x, like_input(self.weight, x), self.moved)
 
-    @abstractmethod
-    def rotated(self, W: Tensor, x: Tensor) -> Tensor:
-        """Return the output for the matrix in the precision of x."""
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((self.channels, *(input_size or (1, 1)))).lipschitz
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        W, moved = self.weight.detach().double().clone(), self.moved
+        product = Product(largest_singular_value(W), absolute_norm(W), len(W))
+        products = [product] if moved is None else [product, product]
+        norm = product.norm if moved is None else norm_of_products(products)
+        return linear(lambda x: rotate(x, W, moved), shape, products, norm)
 
     def extra_repr(self) -> str:
-        return str(self.channels)
-
-
-def rotate(W: Tensor, x: Tensor) -> Tensor:
-    """Return W x for every pixel."""
-    return batch_first(W @ batch_last(x))
-
-
-def rotate_shifted(R: Tensor, x: Tensor, moved: int) -> Tensor:
-    """Return R' S R x: channels move between pixels in a basis of its own."""
-    return rotate(R.mT, shift_channels(rotate(R, x), moved))
-
-
-class OrthogonalMix(Rotation):
-    """x -> M x at every pixel."""
-
-    def rotated(self, W: Tensor, x: Tensor) -> Tensor:
-        return rotate(W, x)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.channels, "OrthogonalMix")
-        W = self.weight.detach().double().clone()
-        product = Product(largest_singular_value(W), absolute_norm(W), self.channels)
-        return linear(lambda x: rotate(W, x), shape, [product], product.norm)
-
-
-class ShiftedMix(Rotation):
-    """x -> R' S R x, S the shift of `Shift`."""
-
-    def __init__(self, channels: int, moved: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__(channels, device=device, dtype=dtype)
-        self.moved = Shift(channels, moved).moved
-
-    def rotated(self, W: Tensor, x: Tensor) -> Tensor:
-        return rotate_shifted(W, x, self.moved)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.channels, "ShiftedMix", images=True)
-        R, moved = self.weight.detach().double().clone(), self.moved
-        products = [Product(largest_singular_value(R), absolute_norm(R), self.channels)] * 2
-        return linear(lambda x: rotate_shifted(R, x, moved), shape, products, norm_of_products(products))
+        return str(self.input_channels) if self.moved is None else f"{self.input_channels}, moved={self.moved}"

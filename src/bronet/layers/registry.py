@@ -7,11 +7,9 @@ from bronet.errors import BronetError
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.convolution import AnyConvolution, Convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
-from bronet.layers.rivals.eco import ECOConv2d
-from bronet.layers.rivals.fourier import CayleyConv2d, CholeskyConv2d, LOTConv2d, SandwichConv2d
+from bronet.layers.rivals.fourier import CayleyConv2d, CholeskyConv2d, ECOConv2d, LOTConv2d, SandwichConv2d
 from bronet.layers.rivals.potential import CPLConv2d, SLLConv2d
-from bronet.layers.rivals.soc import SOCConv2d
-from bronet.layers.rivals.spatial import AOLConv2d, BCOPConv2d, StandardConv2d
+from bronet.layers.rivals.spatial import AOLConv2d, BCOPConv2d, SOCConv2d, StandardConv2d
 from bronet.wording import is_short_word
 
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ from torch.nn.grad import conv2d_input
 
 from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
-from bronet.layers.convolution import Convolution, Options, PaddingMode, residual_of, start_near_identity, with_residual
+from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.ortho.spd import unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, linear
 from bronet.proof.spectral import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
@@ -70,8 +70,7 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
         if min(self.input_size) + 2 * self.padding < k:
             least = k - 2 * self.padding
             raise BronetError(f"input_size must be at least kernel_size - 2 padding = {least}, got {self.input_size}")
-        self.weight = nn.Parameter(empty(self.out_channels, self.in_channels, k, k))
-        self.residual = residual_of(self.weight, options.residual_depth)
+        super().make_parameters(empty, options)
         self.register_buffer("power_vector", empty(1, self.in_channels, *self.input_size))
 
     def reset_parameters(self) -> None:
@@ -80,12 +79,12 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
             with torch.no_grad():  # the factorisation behind it does not exist in half precision
                 self.weight.copy_(nn.init.orthogonal_(self.weight.float()))
         else:
-            start_near_identity(self.weight, self.residual)
+            super().reset_parameters()
         nn.init.normal_(self.power_vector)
 
     def derive(self, key: torch.dtype) -> Tensor:
         """Return the kernel that is convolved with, computed in the precision `key`."""
-        return with_residual(self.weight.to(key), self.residual)
+        return self.V(key)
 
     def convolve(self, x: Tensor) -> Tensor:
         x = to_autocast(x)

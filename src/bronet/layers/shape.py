@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import OneLipschitz, batch_first, batch_last
+from bronet.layers.base import Fixed, batch_first, batch_last, require_counts
 from bronet.ortho import bro_convolution
 from bronet.ortho.products import is_traced
-from bronet.proof.proved_map import ProvedMap, arithmetic, exact, gamma
+from bronet.proof.proved_map import arithmetic, gamma
 
 # From (h, f, w, f, c, b) to (h, w, c, f, f, b), and back.
 _MOVED = (0, 2, 4, 1, 3, 5)
@@ -69,24 +69,19 @@ def flatten_pixels(x: Tensor) -> Tensor:
     return batch_first(batch_last(x).flatten(0, -2))
 
 
-class PixelUnshuffle(OneLipschitz):
+class PixelUnshuffle(Fixed):
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
 
     def __init__(self, factor: int) -> None:
         super().__init__()
-        if factor < 1:
-            raise BronetError(f"factor of PixelUnshuffle must be at least 1, got {factor}")
+        require_counts(factor=factor)
         self.factor = factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return unshuffle(x, self.factor)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), factor = shape, self.factor
-        return exact(lambda x: unshuffle(x, factor), (c * factor**2, h // factor, w // factor))
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return partial(unshuffle, factor=self.factor)
 
 
-class Flatten(OneLipschitz):
+class Flatten(Fixed):
     """(b, c, h, w) -> (b, h w c), pixel by pixel: a view of activations in the memory order (h, w, c, b).
 
     With `by_channel` it is (b, c h w), as torch flattens.
@@ -96,21 +91,20 @@ class Flatten(OneLipschitz):
         super().__init__()
         self.by_channel = by_channel
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1) if self.by_channel else flatten_pixels(x)
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        flattened = partial(torch.flatten, start_dim=1) if self.by_channel else flatten_pixels
-        return exact(flattened, (int(torch.Size(shape).numel()),))
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return partial(torch.flatten, start_dim=1) if self.by_channel else flatten_pixels
 
 
-class _Pool(OneLipschitz):
+def _pool(x: Tensor, *, windows_to_numbers: Callable[[Tensor], Tensor], patch: int) -> Tensor:
+    return batch_first(windows_to_numbers(cut_windows(x, patch)))
+
+
+class _Pool(Fixed):
     """One number for each channel of every patch x patch window; no windows overlap."""
 
     def __init__(self, patch: int) -> None:
         super().__init__()
-        if patch < 1:
-            raise BronetError(f"patch of {type(self).__name__} must be at least 1, got {patch}")
+        require_counts(patch=patch)
         self.patch = patch
 
     @staticmethod
@@ -118,17 +112,8 @@ class _Pool(OneLipschitz):
     def pooled(windows: Tensor) -> Tensor:
         """Return the numbers of windows (h, patch, w, patch, c, b), whose patches are square."""
 
-    def rounding(self) -> tuple[float, float]:
-        """Return gain and offset of `pooled`; nothing is rounded by default."""
-        return 0.0, 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return batch_first(self.pooled(cut_windows(x, self.patch)))
-
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), patch, pooled = shape, self.patch, self.pooled
-        apply = lambda x: batch_first(pooled(cut_windows(x, patch)))  # noqa: E731
-        return ProvedMap(apply, (c, h // patch, w // patch), 1.0, *self.rounding())
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return partial(_pool, windows_to_numbers=self.pooled, patch=self.patch)
 
 
 class L2NormPool(_Pool):
@@ -171,26 +156,25 @@ class ScaledMeanPool(_Pool):
         return gamma(self.patch**2 + 1), arithmetic().underflow
 
 
-class RepeatedPixels(OneLipschitz):
+class RepeatedPixels(Fixed):
     """Every pixel `factor` x `factor` times, divided by `factor`: a product with unit vectors."""
 
     def __init__(self, factor: int) -> None:
         super().__init__()
         self.factor = factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return repeated_pixels(x, self.factor) / self.factor
+    def function(self) -> Callable[[Tensor], Tensor]:
+        return partial(repeated_pixels, factor=self.factor)
 
-    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        (c, h, w), factor = shape, self.factor
-        apply = lambda x: repeated_pixels(x, factor) / factor  # noqa: E731
-        return ProvedMap(apply, (c, h * factor, w * factor), 1.0, gamma(2), arithmetic().underflow)
+    def rounding(self) -> tuple[float, float]:
+        return gamma(2), arithmetic().underflow
 
 
 def repeated_pixels(x: Tensor, factor: int) -> Tensor:
-    """Return an image with every pixel factor x factor times."""
+    """Return an image with every pixel factor x factor times, divided by `factor`."""
     b, c, h, w = x.shape
-    return x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor).reshape(b, c, h * factor, w * factor)
+    repeated = x[:, :, :, None, :, None].expand(b, c, h, factor, w, factor)
+    return repeated.reshape(b, c, h * factor, w * factor) / factor
 
 
 def dilated(convolve: Callable[[Tensor], Tensor], x: Tensor, dilation: int) -> Tensor:

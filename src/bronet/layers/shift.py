@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.errors import BronetError
-from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_channels, require_counts, require_shape
+from bronet.layers.base import Device, LipschitzLayer, OneLipschitz, require_counts
 from bronet.proof.proved_map import ProvedMap, arithmetic, gamma, norm_of_constant, shift, up
 
 _MOMENTUM = 0.1
@@ -31,15 +31,13 @@ class Normalization(LipschitzLayer):
         super().__init__()
         if not std > 0:
             raise BronetError(f"std of the normalisation must be positive, got {std}")
-        self.std = std
+        self.std, self.input_channels = std, len(mean)
         self.register_buffer("mean", torch.tensor(mean, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.mean.numel(), "Normalization")
         return (x - _column(self.mean, x)) / self.std
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.mean.numel(), "Normalization")
         mean = self.mean.detach().double().clone()  # a model in float64 must not share its numbers with a proof
         size, std, lost = norm_of_constant(mean, math.prod(shape[1:])), self.std, arithmetic().underflow
         divisor = mean.new_tensor(std)  # a plain number would have seven digits in an exported file
@@ -60,25 +58,33 @@ def local_mean(mean: Tensor) -> Tensor:
     return mean
 
 
-class _Shift(OneLipschitz):
-    """x -> x - mean + bias per channel, the mean where there is one."""
-
-    mean: Tensor | None
+class _PerChannel(LipschitzLayer):
+    """A layer with a bias for every channel."""
 
     def __init__(self, channels: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        require_counts(channels=channels)
+        self.input_channels = channels
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+        self.add_numbers()
+
+    def add_numbers(self) -> None:
+        """Make what a layer has besides its bias, like that in device and precision."""
+
+
+class _Shift(OneLipschitz, _PerChannel):
+    """x -> x - mean + bias per channel, the mean where there is one."""
+
+    mean: Tensor | None
 
     @abstractmethod
     def mean_of(self, x: Tensor) -> Tensor | None:
         """Return the mean to subtract: in training that of the batch, which the running mean follows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.bias.numel(), type(self).__name__)
         return x + _column(self._without(self.mean_of(x)).to(x.dtype), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.bias.numel(), type(self).__name__)
         constant = self._without(self.mean).detach().double().clone()  # a float64 model must not share it with a proof
         return shift(constant.view(-1, *(1 for _ in shape[1:])), shape)
 
@@ -96,8 +102,7 @@ class Centring(_Shift):
     mean: Tensor
     mean_over_all: Callable[[Tensor], Tensor]
 
-    def __init__(self, channels: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__(channels, device=device, dtype=dtype)
+    def add_numbers(self) -> None:
         self.register_buffer("mean", torch.zeros_like(self.bias, requires_grad=False))
         self.mean_over_all = local_mean
 
@@ -120,42 +125,31 @@ class Bias(_Shift):
         """Nothing is centred."""
 
 
-class _Scaled(LipschitzLayer):
+class _Scaled(_PerChannel):
     """x -> scale x + shift per channel, with |scale| at most `limit`."""
 
     def __init__(
         self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
-        require_counts(channels=channels)
-        if (
-            isinstance(limit, bool)
-            or not isinstance(limit, (int, float))
-            or not 1 / LARGEST_SCALE <= limit <= LARGEST_SCALE
-        ):
+        super().__init__(channels, device=device, dtype=dtype)
+        if type(limit) not in (int, float) or not 1 / LARGEST_SCALE <= limit <= LARGEST_SCALE:
             raise BronetError(f"limit of {type(self).__name__} must be a number from 2^-60 to 2^60, got {limit!r}")
         self.limit = limit
-        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
     @abstractmethod
     def scale_and_shift(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return them for a batch; without one, and in evaluation for every batch, those of evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        require_channels(x, self.bias.numel(), type(self).__name__)
         scale, shift = self.scale_and_shift(x if self.training else None)
         return x * _column(scale.to(x.dtype), x) + _column(shift.to(x.dtype), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
-        require_shape(shape, self.bias.numel(), type(self).__name__)
         scale, shift = (values.detach().double().clone() for values in self.scale_and_shift())
         size, norm = norm_of_constant(shift, math.prod(shape[1:])), up(float(scale.abs().max()))
         lost = arithmetic().underflow
         apply = lambda x: x * _column(scale, x) + _column(shift, x)  # noqa: E731
         return ProvedMap(apply, shape, norm, up(gamma(2) * norm), up(gamma(2) * (size + lost) + 2 * lost))
-
-    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
-        return self.proved((self.bias.numel(),)).lipschitz
 
     def lipschitz_estimate(self) -> Tensor:
         return self.scale_and_shift()[0].abs().max()
@@ -164,10 +158,7 @@ class _Scaled(LipschitzLayer):
 class Scale(_Scaled):
     """x -> limit tanh(weight) x + bias per channel: learned factors that no training makes larger than `limit`."""
 
-    def __init__(
-        self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__(channels, limit=limit, device=device, dtype=dtype)
+    def add_numbers(self) -> None:
         self.weight = nn.Parameter(torch.ones_like(self.bias))
 
     def scale_and_shift(self, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -184,10 +175,7 @@ class Standardization(_Scaled):
     mean: Tensor
     variance: Tensor
 
-    def __init__(
-        self, channels: int, *, limit: float = 1.0, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__(channels, limit=limit, device=device, dtype=dtype)
+    def add_numbers(self) -> None:
         self.register_buffer("mean", torch.zeros_like(self.bias, requires_grad=False))
         self.register_buffer("variance", torch.ones_like(self.bias, requires_grad=False))
 

@@ -42,11 +42,6 @@ def build_model(
     Weights are drawn in torch's default precision and rounded to `dtype`. On the meta device nothing is allocated;
     elsewhere a network that does not fit into this machine's memory is refused before it is built.
     """
-    if isinstance(architecture, OwnArchitecture):
-        raise BronetError(
-            f"a network of your own code must be given, of which {architecture.name} is only the name: "
-            "--model package.module:Net on the command line, open_run(folder, network=Net) in Python"
-        )
     try:
         with torch.device("meta"), _Undrawn():
             outline = _network(architecture, spec)
@@ -84,10 +79,7 @@ def require_memory(model: CertifiableModel, *, copies: int = 1) -> None:
         )
 
 
-def _network(
-    architecture: BRONetArchitecture | LipConvNetArchitecture | LipNeXtArchitecture | StackArchitecture,
-    spec: DatasetSpec,
-) -> Network:
+def _network(architecture: Architecture, spec: DatasetSpec) -> Network:
     match architecture:
         case BRONetArchitecture():
             return BRONet(architecture, spec)
@@ -95,5 +87,10 @@ def _network(
             return LipConvNet(architecture, spec)
         case LipNeXtArchitecture():
             return LipNeXt(architecture, spec)
-        case _:
+        case StackArchitecture():
             return Stack(architecture, spec)
+        case OwnArchitecture():
+            raise BronetError(
+                f"a network of your own code must be given, of which {architecture.name} is only the name: "
+                "--model package.module:Net on the command line, open_run(folder, network=Net) in Python"
+            )

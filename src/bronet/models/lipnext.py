@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.layers import Bias, BROLinear, Flatten, L2NormPool, LastLayerNormalized, Normalization, PixelUnshuffle
-from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift, ShiftedMix
+from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
 from bronet.recipe.architecture import LipNeXtArchitecture, parse_fraction, parse_rank
 from bronet.recipe.schema import DatasetSpec
@@ -50,7 +50,7 @@ class LipNeXt(CertifiableModel):
         a = self.architecture
         moved = max(1, round(a.width * parse_fraction(a.moved, name="model.moved")))
         if a.mixing == "manifold":
-            mixing = nn.Sequential(ShiftedMix(a.width, moved), OrthogonalMix(a.width))
+            mixing = nn.Sequential(OrthogonalMix(a.width, moved), OrthogonalMix(a.width))
         else:
             mixing = nn.Sequential(self._reflector(), Shift(a.width, moved), self._reflector())
         return nn.Sequential(Position((side, side)), mixing, Bias(a.width), HalfAbs())

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bronet.errors import BronetError
 from bronet.graph.model import units_of
-from bronet.layers.execution import PreparedLayer
+from bronet.layers.execution import DerivedLayer
 from bronet.layers.shift import Centring, local_mean
 from bronet.models import CertifiableModel
 from bronet.run.shares import Share
@@ -168,7 +168,7 @@ def shard(model: CertifiableModel, forward: nn.Module, device: torch.device) -> 
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for module in model.modules():
-        if isinstance(module, PreparedLayer):
+        if isinstance(module, DerivedLayer):
             module.sees_all_parameters = False
     for unit in dict.fromkeys(units_of(model)):
         if any(True for _ in unit.parameters()):

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
-from bronet.layers.lipnext import Rotation
+from bronet.layers.lipnext import OrthogonalMix
 from bronet.models import CertifiableModel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MOMENTS = ("first", "second", "slow", "sum")
 
 def orthogonal_matrices(model: CertifiableModel) -> list[Parameter]:
     """Return the parameters of the model that lie on the orthogonal manifold."""
-    return [part.weight for part in model.modules() if isinstance(part, Rotation)]
+    return [part.weight for part in model.modules() if isinstance(part, OrthogonalMix)]
 
 
 class ManifoldAdam:

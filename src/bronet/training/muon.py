@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
-from bronet.layers.base import DerivedLayer
-from bronet.layers.execution import side_by_side
+from bronet.layers.execution import DerivedLayer, side_by_side
 from bronet.layers.head import Head
 from bronet.models import CertifiableModel
 

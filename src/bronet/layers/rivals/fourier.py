@@ -1,4 +1,4 @@
-"""Convolutions given by one matrix W_f per frequency: Cayley, Cholesky and LOT; Sandwich, given by two.
+"""Convolutions given by one matrix W_f per frequency: Cayley, Cholesky, LOT and ECO; Sandwich, given by two.
 
     y = D' W_f D x
 
@@ -17,14 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bronet.layers.base import like_input
-from bronet.layers.convolution import (
-    Convolution,
-    IdentityResidual,
-    Options,
-    residual_of,
-    start_near_identity,
-    with_residual,
-)
+from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
 from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
@@ -48,6 +41,10 @@ from bronet.proof.spectral import absolute_norm, largest_singular_value
 _CONVERGED = 1e-3
 
 
+# Angles beyond this are scaled back: the exponential would lose all its digits to squarings.
+_LARGEST_ANGLE = 256.0
+
+
 class GridKey(NamedTuple):
     """What matrices depend on besides the parameters."""
 
@@ -65,17 +62,6 @@ class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
 
     options: ClassVar[frozenset[str]] = frozenset({"residual_depth"})
     least_padding: ClassVar[int | None] = 1
-    weight: nn.Parameter
-    residual: IdentityResidual | None
-
-    def make_parameters(self, empty: Callable[..., Tensor], options: Options) -> None:
-        k = self.kernel_size
-        self.weight = nn.Parameter(empty(self.out_channels, self.inner_channels, k, k))
-        self.residual = residual_of(self.weight, options.residual_depth)
-
-    def reset_parameters(self) -> None:
-        """Start at the identity kernel, or near it with the residual re-parameterisation."""
-        start_near_identity(self.weight, self.residual)
 
     @abstractmethod
     def orthogonalize(self, V: Tensor) -> Tensor:
@@ -83,7 +69,7 @@ class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
 
     def derive(self, key: GridKey) -> tuple[Tensor, ...]:
         """Return the matrices that are applied, as real blocks."""
-        V = centred_spectrum(with_residual(self.weight.to(key.dtype), self.residual), key.grid, dense=key.dense)
+        V = centred_spectrum(self.V(key.dtype), key.grid, dense=key.dense)
         return (real_blocks(self.orthogonalize(V)),)
 
     def convolve(self, x: Tensor) -> Tensor:
@@ -173,6 +159,50 @@ class LOTConv2d(FourierConv2d):
         )
 
 
+class ECOConv2d(FourierConv2d):
+    """x -> exp(V - V*) x at each of the k^2 frequencies of the kernel's own grid (Yu et al. 2022).
+
+    Square, at max(c_in, c_out) channels. On a grid of k x k pixels a k x k kernel reaches everything. Dilated by d, it
+    acts on images of k d x k d pixels as d^2 copies of that, so all singular values stay one. Images that are no
+    multiple of k are padded with zeros to the next one and cropped again: a contraction.
+
+    Guaranteed: orthogonal on images whose sides are multiples of k (after the stride) and with equal channels, up to
+    rounding; elsewhere a contraction. Arguments as in `Convolution`; padding is always circular.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
+    padding_modes: ClassVar[tuple[PaddingMode, ...]] = ("circular",)
+    recordable: ClassVar[bool] = False
+
+    def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
+        c = max(self.inner_channels, self.out_channels)
+        self.own_kernel(empty(c, c, self.kernel_size, self.kernel_size))
+
+    def reset_parameters(self) -> None:
+        """Start from normals of variance 1 / (c k^2): angles of order one at every frequency."""
+        nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[0] * self.kernel_size**2))
+
+    def orthogonalize(self, V: Tensor) -> Tensor:
+        skew = V - V.mH
+        size = torch.linalg.matrix_norm(skew, keepdim=True)
+        W = torch.linalg.matrix_exp(skew * (_LARGEST_ANGLE / size.clamp_min(_LARGEST_ANGLE)))
+        return W[:, : self.out_channels, : self.inner_channels]
+
+    def convolve(self, x: Tensor) -> Tensor:
+        return _on_lattices(super().convolve, x, self.kernel_size)
+
+    def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
+        k = self.kernel_size
+        inner = super().proved_convolve((k, k))
+        apply, shape = inner.apply, (self.out_channels, *size)
+        return replace(inner, apply=lambda x: _on_lattices(apply, x, k), output_shape=shape)
+
+    def bound_for_every_size(self) -> float:
+        """Return the bound on the kernel's own grid, which all others share."""
+        side = self.kernel_size * self.stride
+        return self.proved((self.in_channels, side, side)).lipschitz
+
+
 class SandwichConv2d(FourierConv2d):
     """sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I (Wang and Manchester 2023).
 
@@ -187,7 +217,7 @@ class SandwichConv2d(FourierConv2d):
 
     def make_parameters(self, empty: Callable[..., Tensor], _options: Options) -> None:
         c, k = self.out_channels, self.kernel_size
-        self.weight = nn.Parameter(empty(c + self.inner_channels, c, k, k))
+        self.own_kernel(empty(c + self.inner_channels, c, k, k))
         self.bias, self.log_psi = nn.Parameter(empty(c)), nn.Parameter(empty(c))
 
     def reset_parameters(self) -> None:
@@ -198,7 +228,7 @@ class SandwichConv2d(FourierConv2d):
 
     def derive(self, key: GridKey) -> tuple[Tensor, ...]:
         """Return sqrt(2) B, from input to hidden channels, and sqrt(2) A*, from hidden to output channels."""
-        V = centred_spectrum(self.weight.to(key.dtype), key.grid, dense=key.dense)
+        V = centred_spectrum(self.V(key.dtype), key.grid, dense=key.dense)
         W = math.sqrt(2) * self.orthogonalize(V)
         return real_blocks(W[:, self.out_channels :].mH), real_blocks(W[:, : self.out_channels])
 
@@ -249,3 +279,14 @@ def apply_spectrum(x: Tensor, W: Tensor, basis: RealDFT) -> Tensor:
     pixels = x.permute(2, 3, 1, 0).reshape(h * w, c, b)
     y = basis.synthesis(W @ basis.analysis(pixels))
     return y.view(h, w, W.shape[-2] // 2, b).permute(3, 2, 0, 1)
+
+
+def _on_lattices(convolve: Callable[[Tensor], Tensor], x: Tensor, k: int) -> Tensor:
+    """Convolve every k x k lattice of pixels that lie h/k and w/k apart, as an image of its own."""
+    b, c, h, w = x.shape
+    down, right = math.ceil(h / k), math.ceil(w / k)
+    x = F.pad(x, (0, k * right - w, 0, k * down - h))
+    lattices = x.unflatten(3, (k, right)).unflatten(2, (k, down)).permute(3, 5, 0, 1, 2, 4)  # down right b c k k
+    y = convolve(lattices.reshape(-1, c, k, k))
+    y = y.unflatten(0, (down, right, b)).permute(2, 3, 4, 0, 5, 1)  # b c k down k right
+    return y.reshape(b, -1, k * down, k * right)[..., :h, :w]

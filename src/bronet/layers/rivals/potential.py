@@ -62,7 +62,7 @@ class PotentialConv2d(Convolution[Key, Tensor]):
         self.channels = max(self.inner_channels, self.out_channels)
         hidden = self.channels if options.hidden_channels is None else options.hidden_channels
         require_counts(hidden_channels=hidden)
-        self.weight = nn.Parameter(empty(hidden, self.channels, self.kernel_size, self.kernel_size))
+        self.own_kernel(empty(hidden, self.channels, self.kernel_size, self.kernel_size))
         self.bias = nn.Parameter(empty(hidden))
 
     @abstractmethod
