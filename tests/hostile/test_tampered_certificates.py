@@ -74,7 +74,7 @@ def test_a_radius_above_its_proof_by_rounding_is_refused(copy: Path) -> None:
         ("classes", ["cat", "dog", *"23456789"], "data differs"),
         ("images", 11, "images of digits differs"),
         ("precision", "float32", "data differs"),
-        ("rounding", {"worst": 0.0, "median": None}, "rounding.worst differs"),
+        ("rounding", {"worst": 0.0, "median": None}, "worst of rounding differs"),
         (
             "soundness_cost",
             {"median": 0.0, "worst": 0.0, "relative_median": 0.0, "relative_worst": 0.0},

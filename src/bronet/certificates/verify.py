@@ -8,8 +8,9 @@ them. Of all other facts only the device, the time and the command line have to 
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,8 +30,7 @@ from bronet.graph.network import prove
 from bronet.layers import frozen
 from bronet.recipe.schema import parse_budget
 from bronet.run.certificate import (
-    Alignment,
-    LayerBound,
+    Rounding,
     Row,
     Targeted,
     check_same,
@@ -96,12 +96,10 @@ def verify_run(
     gap = naive_gap_lipschitz(model, proof)
     if [row.index for row in rows] != list(range(len(images))):
         raise BronetError(f"{files.rows} must have one row for each of the {len(images)} images, in order")
-    _close("lipschitz", proof.lipschitz, certificate.lipschitz)
-    for found, layer in zip(_named(layer_bounds(proof, model)), _named(certificate.layers), strict=False):
-        check_same("a layer", found[0], layer[0])
-        for key in ("lipschitz", "rounding_gain"):
-            _close(f"{key} of {layer[1].name}", getattr(found[1], key), getattr(layer[1], key))
+    _confirm("lipschitz", proof.lipschitz, certificate.lipschitz)
     check_same("number of layers", len(proof.layers), len(certificate.layers))
+    for bound, layer in zip(layer_bounds(proof, model), certificate.layers, strict=True):
+        _confirm(layer.name, bound, layer)
     targeted = None if targets is None else read_targeted(files.targeted, len(rows))
     worst, rounding = 0.0, list[float]()
     with frozen(model):
@@ -110,33 +108,27 @@ def verify_run(
             rounding += proved.rounding
             for row, radii in zip(proved.rows, proved.targeted, strict=True):
                 claimed = rows[row.index]
-                _confirm(claimed, row)
+                _confirm_row(claimed, row)
                 worst = max(worst, 0.0 if claimed.radius == row.radius else row.radius - claimed.radius)
                 if targeted is not None:
                     _confirm_targeted(targeted[row.index], Targeted(row.prediction, list(radii)), f"image {row.index}")
             progress(len(rounding), len(images))
     check_same("soundness_cost", soundness_cost(rows), certificate.soundness_cost)
-    _close("rounding.worst", max(rounding), certificate.rounding.worst)
-    if certificate.rounding.median is not None:
-        _close("rounding.median", statistics.median(rounding), certificate.rounding.median)
-    if certificate.alignment is not None:
-        _confirm_alignment(certificate.alignment, alignment(proof, images))
+    median = None if certificate.rounding.median is None else statistics.median(rounding)  # earlier ones have none
+    _confirm("rounding", Rounding(worst=max(rounding), median=median), certificate.rounding)
+    if certificate.alignment is not None:  # of gradients, where rounding decides which of two numbers is the larger
+        _confirm("alignment", alignment(proof, images), certificate.alignment, relative=NAIVE, absolute=NAIVE)
     return Verification(len(images), proof.lipschitz, worst)
 
 
-def _named(layers: tuple[LayerBound, ...]) -> list[tuple[LayerBound, LayerBound]]:
-    """Return each layer without its numbers, and with them."""
-    return [(replace(layer, lipschitz=0.0, rounding_gain=0.0), layer) for layer in layers]
-
-
-def _confirm(row: Row, found: Row) -> None:
+def _confirm_row(row: Row, found: Row) -> None:
     """Raise unless the row says what was recomputed, and claims no more."""
     where = f"image {row.index}"
     check_same(f"file of {where}", found.file, row.file or found.file)  # earlier certificates name none
     check_same(f"label of {where}", found.label, row.label)
     check_same(f"prediction of {where}", found.prediction, row.prediction)
-    _close(f"margin of {where}", found.margin, row.margin, absolute=ABSOLUTE)
-    _close(f"naive_radius of {where}", found.naive_radius, row.naive_radius, relative=NAIVE, absolute=NAIVE)
+    _confirm(f"margin of {where}", found.margin, row.margin, absolute=ABSOLUTE)
+    _confirm(f"naive_radius of {where}", found.naive_radius, row.naive_radius, relative=NAIVE, absolute=NAIVE)
     _at_most(f"radius of {where}", found.radius, row.radius)
 
 
@@ -147,25 +139,26 @@ def _confirm_targeted(recorded: Targeted, found: Targeted, where: str) -> None:
         _at_most(f"radius of {where} towards class {j}", radius, claimed)
 
 
-def _confirm_alignment(recorded: Alignment, found: Alignment) -> None:
-    """Raise unless the shares agree as far as rounding decides which of two equal numbers is the larger."""
-    known = [[share for share in told.layers if share is not None] for told in (found, recorded)]
-    shapes = [(told.images, [share is None for share in told.layers]) for told in (found, recorded)]
-    check_same("alignment", *shapes)
-    for share, told in zip((found.median, *known[0]), (recorded.median, *known[1]), strict=True):
-        _close("alignment", share, told, relative=NAIVE, absolute=NAIVE)
-
-
 def _at_most(what: str, found: float, recorded: float) -> None:
     if not recorded <= found:
         check_same(what, found, recorded)
 
 
-def _close(what: str, found: float, recorded: float, *, relative: float = RELATIVE, absolute: float = 0.0) -> None:
-    """Raise unless two numbers agree up to the rounding of another machine; NaN, of logits that overflow, is itself."""
-    same = math.isclose(found, recorded, rel_tol=relative, abs_tol=absolute)
-    if not same and not (math.isnan(found) and math.isnan(recorded)):
-        check_same(what, found, recorded)
+def _confirm(what: str, found: Any, recorded: Any, *, relative: float = RELATIVE, absolute: float = 0.0) -> None:
+    """Raise unless two facts agree, numbers up to the rounding of another machine; NaN, of an overflow, is itself."""
+    if is_dataclass(found):
+        for key in (field.name for field in fields(found)):
+            value, told = getattr(found, key), getattr(recorded, key)
+            _confirm(f"{key} of {what}", value, told, relative=relative, absolute=absolute)
+    elif isinstance(found, tuple):
+        check_same(f"number of {what}", len(found), len(recorded))
+        for value, told in zip(found, recorded, strict=True):
+            _confirm(what, value, told, relative=relative, absolute=absolute)
+    else:
+        numbers = isinstance(found, int | float) and isinstance(recorded, float)
+        same = numbers and math.isclose(found, recorded, rel_tol=relative, abs_tol=absolute)
+        if not same and not (numbers and math.isnan(found) and math.isnan(recorded)):
+            check_same(what, found, recorded)
 
 
 def _certified(certified: RunFolder | Path | str, network: Callable[[], nn.Module] | None) -> tuple[RunFolder, Path]:
