@@ -184,7 +184,7 @@ def prove(model: nn.Module, image_shape: tuple[int, ...] | None = None) -> Prove
             raise BronetError(
                 f"{name} cannot be proved: {operation}: {operation.reason}; bronet.convert makes a network that can"
             )
-    output = graph.operations[-1].output_shape if graph.operations else ()
+    output = graph.operations[-1].proved.output_shape if graph.operations else ()
     if len(output) != 1 or output[0] < 2:
         raise BronetError(f"{name} must return logits of at least 2 classes, got shape {output}")
     return ProvedNetwork(graph.operations, constants_of(graph), shape, graph.device, graph.note)

@@ -1,4 +1,4 @@
-"""From kernel taps to the blocks A_f and back (see `bronet.ortho.spectrum`) with one write, or one read, of A.
+"""From kernel taps to the blocks A_f and back (see `bronet.ortho.real_dft`) with one write, or one read, of A.
 
 A is by far the largest tensor of a layer's parameter transform. The torch version writes the spectrum and then copies
 it into the four blocks; here each tile of frequencies and entries is one small product, computed where it is written.

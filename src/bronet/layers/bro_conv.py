@@ -27,9 +27,8 @@ from bronet.ortho.bro_convolution import (
     reflector_inverses,
 )
 from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, training_form
-from bronet.ortho.real_dft import is_dense
+from bronet.ortho.real_dft import is_dense, rows_of_channels, spectrum_blocks
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
-from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gamma, norm_of_products, rounding_of_products, up
 from bronet.proof.reflector import FourierFrame, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.spectral import absolute_norm

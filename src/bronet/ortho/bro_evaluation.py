@@ -19,8 +19,7 @@ from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
 from bronet.ortho.products import is_traced, memoized, product
-from bronet.ortho.real_dft import frequencies
-from bronet.ortho.spectrum import rows_of_channels
+from bronet.ortho.real_dft import frequencies, rows_of_channels
 
 # Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
