@@ -6,7 +6,7 @@ from own_layer import ReflectionChainConv2d
 from torch import Tensor
 
 import bronet
-from bronet.layers import PaddingMode, create_convolution
+from bronet.layers import CONVOLUTIONS, PaddingMode
 from bronet.recipe import named_recipe, override
 
 SIZE = (4, 3)
@@ -42,7 +42,7 @@ def test_the_proved_bound_lies_above_the_norm_and_close_to_one(weight: str) -> N
 
 
 def test_it_starts_as_the_identity_and_learns() -> None:
-    layer = create_convolution("chain", 4, 4)
+    layer = CONVOLUTIONS["chain"](4, 4)
     x = torch.randn(2, 4, *SIZE)
     torch.testing.assert_close(layer(x), x, atol=1e-5, rtol=0)
     layer(x).square().sum().add(layer(x).sum()).backward()
@@ -60,4 +60,4 @@ def test_one_word_of_a_recipe_puts_it_into_a_network_that_is_proved() -> None:
 
 def test_what_it_cannot_do_is_refused_in_one_line() -> None:
     with pytest.raises(bronet.BronetError, match="must keep channels and size, got 4 to 8 channels"):
-        create_convolution("chain", 4, 8)
+        CONVOLUTIONS["chain"](4, 8)

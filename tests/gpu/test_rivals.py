@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bronet.layers import CONVOLUTIONS, create_convolution
+from bronet.layers import CONVOLUTIONS
 from bronet.models import build_model
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import LipConvNetArchitecture
@@ -19,7 +19,7 @@ KINDS = list(CONVOLUTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_backward_and_proof_equal_those_of_the_cpu(kind: str) -> None:
     torch.manual_seed(0)
-    layer = create_convolution(kind, 6, 8, input_size=(6, 6), dtype=torch.float64)
+    layer = CONVOLUTIONS[kind](6, 8, input_size=(6, 6), dtype=torch.float64)
     x = torch.randn(3, 6, 6, 6, dtype=torch.float64)
     layer(x).square().sum().backward()
     expected, gradient = layer(x).detach(), [p.grad.clone() for p in layer.parameters() if p.grad is not None]

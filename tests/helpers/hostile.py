@@ -31,7 +31,6 @@ from bronet.layers import (
     Scale,
     SmoothHead,
     Standardization,
-    create_convolution,
 )
 from bronet.layers.lipnext import HalfAbs, OrthogonalMix, Position, Shift
 from bronet.layers.shape import ScaledMeanPool
@@ -100,7 +99,7 @@ LAYERS: dict[str, tuple[Factory, Shape]] = {
 RIVALS = [kind for kind in CONVOLUTIONS if kind not in ("bro", "lipreg")]
 for _kind in RIVALS:
     for _name, _channels, _mode in (("", (4, 4), None), (" wider", (2, 4), None), (" circular", (4, 2), "circular")):
-        _build = partial(create_convolution, _kind, *_channels, 3, padding_mode=_mode, input_size=(4, 3))
+        _build = partial(CONVOLUTIONS[_kind], *_channels, 3, padding_mode=_mode, input_size=(4, 3))
         LAYERS[f"{_kind}{_name}"] = (_build, (_channels[0], 4, 3))
 LAYERS["mean pool"] = (partial(_plain, partial(ScaledMeanPool, 3)), (2, 6, 3))
 

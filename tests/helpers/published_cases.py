@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bronet.layers import Bias, BROConv2d, BROLinear, CholeskyLinear, Householder, MaxMin, create_convolution
+from bronet.layers import CONVOLUTIONS, Bias, BROConv2d, BROLinear, CholeskyLinear, Householder, MaxMin
 from bronet.losses import emma, logit_annealing
 from bronet.models import build_model
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -50,7 +50,7 @@ class Uncentred(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.conv = create_convolution(kind, 8, 8, padding_mode="circular", residual_depth=1)
+        self.conv = CONVOLUTIONS[kind](8, 8, padding_mode="circular", residual_depth=1)
         self.bias = Bias(8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def _lipconvnet(**changes: object) -> Callable[[], nn.Module]:
 
 
 def _convolution(kind: str, c_in: int, c_out: int, stride: int = 1) -> Callable[[], nn.Module]:
-    return lambda: create_convolution(kind, c_in, c_out, stride=stride)
+    return lambda: CONVOLUTIONS[kind](c_in, c_out, stride=stride)
 
 
 CIFAR = (3, 32, 32)

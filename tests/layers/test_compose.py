@@ -29,7 +29,6 @@ from bronet.layers import (
     Scale,
     ScaledMeanPool,
     Standardization,
-    create_convolution,
     frozen,
 )
 from jacobian import jacobian, singular_values
@@ -196,7 +195,7 @@ def test_a_convolution_in_groups_is_a_row_of_convolutions(kind: str) -> None:
     """Everything that is asked of it is asked of its parts, and the proof is no less than each of theirs."""
     torch.manual_seed(0)
     size = (6, 6) if kind == "lipreg" else None
-    layer = create_convolution(kind, 4, 6, 3, groups=2, input_size=size)
+    layer = CONVOLUTIONS[kind](4, 6, 3, groups=2, input_size=size)
     assert layer.parts is not None
     assert all(name.startswith("parts.layers.") for name in layer.state_dict())
     first, second = (part for part in layer.parts.layers if isinstance(part, LipschitzLayer))
@@ -215,7 +214,7 @@ def test_a_convolution_in_groups_is_a_row_of_convolutions(kind: str) -> None:
     assert layer.proved((4, 6, 6)).lipschitz == max(bounds) == layer.lipschitz_bound((6, 6))
     with frozen(layer), torch.no_grad():
         assert_close(layer(x), y)
-    twin = create_convolution(kind, 4, 6, 3, groups=2, input_size=size).double().eval()
+    twin = CONVOLUTIONS[kind](4, 6, 3, groups=2, input_size=size).double().eval()
     twin.load_state_dict(layer.state_dict())
     assert_close(twin(x), y)
     assert_close(copy.deepcopy(layer)(x), y)
@@ -238,7 +237,7 @@ def test_a_convolution_in_groups_trains_in_a_chain() -> None:
 
 
 def test_what_a_part_remarks_is_said_of_the_groups() -> None:
-    layer = create_convolution("lot", 4, 4, 3, groups=2)
+    layer = CONVOLUTIONS["lot"](4, 4, 3, groups=2)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.copy_(torch.ones_like(weight) + 1e-6 * torch.randn_like(weight))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bronet import prove
 from bronet.errors import BronetError
-from bronet.layers import CONVOLUTIONS, AnyConvolution, BROConv2d, Flatten, LastLayerNormalized, create_convolution
+from bronet.layers import CONVOLUTIONS, AnyConvolution, BROConv2d, Flatten, LastLayerNormalized
 from bronet.models import Chain
 
 KINDS = list(CONVOLUTIONS)
@@ -94,7 +94,7 @@ def test_a_wrong_argument_is_refused_at_construction_in_one_line(kind: str, name
 @pytest.mark.parametrize("value", [0, 1.5, "2", True, (1, 1)])
 def test_options_are_checked_or_refused(kind: str, option: str, value: object) -> None:
     with pytest.raises(BronetError, match=option) as caught:
-        create_convolution(kind, 4, 4, input_size=SIZE, **{option: value})  # type: ignore[arg-type]
+        CONVOLUTIONS[kind](4, 4, input_size=SIZE, **{option: value})  # type: ignore[arg-type]
     assert str(value) in str(caught.value)
 
 

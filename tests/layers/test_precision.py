@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet import BROLinear, CholeskyLinear, frozen
-from bronet.layers import LipschitzLayer, create_convolution, orthogonal_bro
+from bronet.layers import CONVOLUTIONS, LipschitzLayer, orthogonal_bro
 from bronet.ortho.reflector import dense_inverse
 from bronet.ortho.spd import unit_scaled
 from jacobian import jacobian
@@ -69,7 +69,7 @@ def norm_as_it_runs(layer: Callable[[Tensor], Tensor], shape: tuple[int, ...], d
 def test_no_parameters_make_a_convolution_stretch(
     kind: str, c_in: int, size: tuple[int, int], dtype: torch.dtype, kept: bool
 ) -> None:
-    layer = create_convolution(kind, c_in, 12, input_size=size, dtype=dtype).eval()
+    layer = CONVOLUTIONS[kind](c_in, 12, input_size=size, dtype=dtype).eval()
     for name in PARAMETERS:
         poison(layer, name)
         with frozen(layer) if kept else nullcontext():
@@ -94,11 +94,7 @@ def test_no_parameters_make_a_dense_layer_stretch(d_in: int, d_out: int, rank: i
 
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [
-        (BROLinear(64, 64, rank=16), (64,)),
-        (create_convolution("bro", 12, 12), (12, 2, 3)),
-        (CholeskyLinear(64, 64), (64,)),
-    ],
+    [(BROLinear(64, 64, rank=16), (64,)), (CONVOLUTIONS["bro"](12, 12), (12, 2, 3)), (CholeskyLinear(64, 64), (64,))],
     ids=lambda value: type(value).__name__,
 )
 def test_well_conditioned_parameters_give_nearly_the_float64_program_in_float32(
@@ -113,7 +109,7 @@ def test_well_conditioned_parameters_give_nearly_the_float64_program_in_float32(
 
 
 def test_no_parameters_make_a_sandwich_stretch() -> None:
-    layer = create_convolution("sandwich", 6, 6, input_size=(3, 3))
+    layer = CONVOLUTIONS["sandwich"](6, 6, input_size=(3, 3))
     x = torch.randn(1, 6, 3, 3, generator=torch.Generator().manual_seed(0))
     for name in PARAMETERS:
         poison(layer, name)
@@ -124,7 +120,7 @@ def test_no_parameters_make_a_sandwich_stretch() -> None:
 @pytest.mark.parametrize("dtype", NORM)
 def test_lot_stays_a_contraction_after_any_number_of_steps(dtype: torch.dtype) -> None:
     """Where rounding makes an eigenvalue of V V* negative, steps without a shift multiply it until it overflows."""
-    layer = create_convolution("lot", 12, 12, input_size=(2, 3), dtype=dtype)
+    layer = CONVOLUTIONS["lot"](12, 12, input_size=(2, 3), dtype=dtype)
     for name in ("rank 1", "rank 2", "repeated"):
         poison(layer, name)
         for layer.steps in (10, 25, 60, 200):  # type: ignore[assignment]
@@ -146,7 +142,7 @@ def test_parameters_that_are_no_numbers_give_no_numbers() -> None:
     """Like every layer of torch, and unlike a factorisation that raises its own error; training stops with one line."""
     layers: tuple[tuple[LipschitzLayer, tuple[int, ...]], ...] = (
         (BROLinear(8, 8), (1, 8)),
-        (create_convolution("bro", 8, 8), (1, 8, 4, 4)),
+        (CONVOLUTIONS["bro"](8, 8), (1, 8, 4, 4)),
     )
     for layer, shape in layers:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bronet import BronetError, frozen
-from bronet.layers import CONVOLUTIONS, LipschitzLayer, create_convolution
+from bronet.layers import CONVOLUTIONS, LipschitzLayer
 from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.layers.rivals.potential import CPLConv2d, Key, SLLConv2d
 from bronet.layers.rivals.spatial import NEGLIGIBLE, BCOPConv2d, SOCConv2d, StandardConv2d, rest_of_series, skew_norm
@@ -30,8 +30,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def build(kind: str, c_in: int, c_out: int, k: int = 3, *, stride: int = 1, circular: bool = False) -> LipschitzLayer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = create_convolution(
-            kind,
+        layer = CONVOLUTIONS[kind](
             c_in,
             c_out,
             k,
@@ -255,8 +254,8 @@ def test_proved_map_keeps_its_own_weights() -> None:
 
 def test_weights_far_apart_in_size_stay_finite() -> None:
     """Products of small norms vanish in float32, and roots of them; a symmetric kernel has no skew part at all."""
-    bcop = create_convolution("bcop", 4, 4, 3)
-    soc = create_convolution("soc", 2, 2, 7)
+    bcop = CONVOLUTIONS["bcop"](4, 4, 3)
+    soc = CONVOLUTIONS["soc"](2, 2, 7)
     with torch.no_grad():
         bcop.halves[0].mul_(1e-25)  # type: ignore[index, union-attr]
         soc.weight.zero_()  # type: ignore[operator, union-attr]
@@ -282,7 +281,7 @@ def test_long_series_of_soc_have_a_bound(kernel_size: int, terms: int | None) ->
 def test_a_first_use_without_gradients_spoils_no_later_one(kind: str) -> None:
     """Bases are computed once and kept: also where the first to ask was in inference mode."""
     size = (6, 10)  # which no other test asks for
-    layer = create_convolution(kind, 2, 2, 3, input_size=size)
+    layer = CONVOLUTIONS[kind](2, 2, 3, input_size=size)
     x = torch.rand(2, 2, *size)
     with torch.inference_mode():
         layer.eval()(x)

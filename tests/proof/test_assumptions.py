@@ -24,7 +24,6 @@ from bronet.layers import (
     MaxMin,
     Normalization,
     PixelUnshuffle,
-    create_convolution,
 )
 from bronet.models import CertifiableModel
 from bronet.models import Chain as OwnChain
@@ -142,7 +141,7 @@ def test_changes_to_a_float64_model_do_not_reach_its_proof() -> None:
 def test_changes_to_the_settings_of_a_model_do_not_reach_its_proof() -> None:
     """Every number, switch and size of every layer, its parts included, is made another after the proof."""
     for kind in CONVOLUTIONS:
-        layer = create_convolution(kind, 2, 2, 3, stride=1, input_size=(4, 4), dtype=torch.float64)
+        layer = CONVOLUTIONS[kind](2, 2, 3, stride=1, input_size=(4, 4), dtype=torch.float64)
         model = flattened(
             (2, 4, 4), Normalization((0.5, 0.4), std=0.5), layer, PixelUnshuffle(2), L2NormPool(2), features=8
         )
@@ -197,7 +196,7 @@ def test_what_a_forward_refuses_has_no_proof() -> None:
         (flattened((2, 4, 4), Householder(4), features=32), "Householder expects 4 channels"),
         *(
             (
-                flattened((3, 4, 4), create_convolution(kind, 2, 4, 3, input_size=(4, 4)), features=64),
+                flattened((3, 4, 4), CONVOLUTIONS[kind](2, 4, 3, input_size=(4, 4)), features=64),
                 "expects images of 2 channels",
             )
             for kind in CONVOLUTIONS

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bronet import Chain, prove
 from bronet.graph.network import ProvedNetwork
 from bronet.layers import BROConv2d, BROLinear, Flatten, LipschitzLayer, MaxMin, Normalization, SmoothHead
-from bronet.layers.registry import create_convolution
+from bronet.layers.registry import CONVOLUTIONS
 from bronet.proof.curvature import LARGEST_CURVATURE, BentMap, bent, slope
 from bronet.proof.proved_map import FLOAT32, ProvedMap, executed_in
 
@@ -34,7 +34,7 @@ def head_of(features: int, classes: int, *, scale: float = 1.0, seed: int = 0) -
 
 def network(kind: str, *, scale: float = 1.0, seed: int = 0) -> ProvedNetwork:
     torch.manual_seed(seed)
-    conv = create_convolution(kind, 2, 4, 3, input_size=(4, 4), dtype=torch.float64)
+    conv = CONVOLUTIONS[kind](2, 4, 3, input_size=(4, 4), dtype=torch.float64)
     layers: list[LipschitzLayer] = [Normalization((0.5, 0.4), std=0.25), conv, MaxMin(), Flatten()]
     model = Chain(SHAPE, *layers, BROLinear(64, 12, dtype=torch.float64), head_of(12, 4, scale=scale, seed=seed))
     return prove(model.double().eval())

@@ -14,18 +14,7 @@ from torch import Tensor, nn
 from bronet.errors import BronetError
 from bronet.graph import linear, moves, nonlinear
 from bronet.graph.operations import RULES, Rule, Shape, pair_of
-from bronet.layers import (
-    CONVOLUTIONS,
-    Bias,
-    BROConv2d,
-    BROLinear,
-    Centring,
-    Flatten,
-    MaxMin,
-    MaxPool,
-    PixelUnshuffle,
-    create_convolution,
-)
+from bronet.layers import CONVOLUTIONS, Bias, BROConv2d, BROLinear, Centring, Flatten, MaxMin, MaxPool, PixelUnshuffle
 from bronet.layers.shape import RepeatedPixels, ScaledMeanPool
 
 
@@ -120,7 +109,7 @@ def _to_channels(step: Step, taps: int, factor: int = 1, *, dilation: int = 1) -
         made = [PixelUnshuffle(factor), BROLinear(c_in * factor**2, c_out)] if c_out > 1 or c_in * factor > 1 else []
     else:
         sides = pair_of(size)
-        conv = create_convolution(step.kind, c_in, c_out, taps, stride=factor, input_size=sides, dilation=dilation)
+        conv = CONVOLUTIONS[step.kind](c_in, c_out, taps, stride=factor, input_size=sides, dilation=dilation)
         if isinstance(conv, BROConv2d):
             # At the identity, its own start, a layer with fewer outputs than inputs drops all but the first inputs, and
             # a network that widens its images before it narrows them can be zero: start at a random orthonormal V.

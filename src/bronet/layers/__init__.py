@@ -8,7 +8,7 @@ from bronet.layers.convolution import AnyConvolution, Convolution, PaddingMode
 from bronet.layers.dense import BROLinear, CholeskyLinear, orthogonal_bro
 from bronet.layers.execution import frozen
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
-from bronet.layers.registry import CONVOLUTIONS, create_convolution, register_convolution
+from bronet.layers.registry import CONVOLUTIONS, register_convolution
 from bronet.layers.regularized_conv import LipschitzRegularizedConv2d
 from bronet.layers.shape import Flatten, L2NormPool, MaxPool, PixelUnshuffle, RepeatedPixels, ScaledMeanPool
 from bronet.layers.shift import Bias, Centring, Normalization, Scale, Standardization
@@ -46,7 +46,6 @@ __all__ = [
     "ScaledMeanPool",
     "SmoothHead",
     "Standardization",
-    "create_convolution",
     "frozen",
     "orthogonal_bro",
     "register_convolution",

@@ -1,7 +1,6 @@
 """From one word to a convolution: every layer of the comparison, and layers of one's own, behind the same call."""
 
-from collections.abc import Callable
-from typing import Concatenate, Never, ParamSpec, cast
+from typing import Never
 
 from bronet.errors import BronetError
 from bronet.layers.bro_conv import BROConv2d
@@ -11,8 +10,6 @@ from bronet.layers.rivals.fourier import CayleyConv2d, CholeskyConv2d, ECOConv2d
 from bronet.layers.rivals.potential import CPLConv2d, SLLConv2d
 from bronet.layers.rivals.spatial import AOLConv2d, BCOPConv2d, SOCConv2d, StandardConv2d
 from bronet.wording import is_short_word
-
-P = ParamSpec("P")
 
 
 class Kinds(dict[str, type[AnyConvolution]]):
@@ -40,10 +37,11 @@ CONVOLUTIONS = Kinds(
     lipreg=LipschitzRegularizedConv2d,
     standard=StandardConv2d,
 )
+"""Every kind of convolution by its word, one's own too: `CONVOLUTIONS["soc"](8, 16, stride=2)` is a layer."""
 
 
 def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
-    """Make a convolution of one's own known by one word: to `create_convolution`, and to recipes (`model.backbone`).
+    """Make a convolution of one's own known by one word, in `CONVOLUTIONS` and in recipes (`model.backbone`).
 
     It keeps the constructor of `Convolution`, and makes its parameters in `make_parameters`. A certificate asks the
     layer for its proof, and is as good as that. A name that is taken is refused.
@@ -55,18 +53,3 @@ def register_convolution(name: str, kind: type[AnyConvolution]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Convolution)):
         raise BronetError(f"a convolution must be a class derived from bronet.layers.Convolution, got {kind!r}")
     CONVOLUTIONS[name] = kind
-
-
-def _created_by_name(_arguments_of: Callable[P, AnyConvolution]) -> Callable[Concatenate[str, P], AnyConvolution]:
-    def create_convolution(name: str, /, *args: P.args, **kwargs: P.kwargs) -> AnyConvolution:
-        """Return a convolution of this kind: "bro", "soc", "lot", "cayley", ... (`CONVOLUTIONS` has them all).
-
-        The other arguments are those of `Convolution`; what the kind does not have is refused.
-        """
-        kind = cast(Callable[P, AnyConvolution], CONVOLUTIONS[name])
-        return kind(*args, **kwargs)
-
-    return create_convolution
-
-
-create_convolution = _created_by_name(BROConv2d)

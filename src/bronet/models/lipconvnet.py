@@ -14,7 +14,7 @@ from bronet.layers.base import LipschitzLayer
 from bronet.layers.bro_conv import BROConv2d
 from bronet.layers.dense import BROLinear
 from bronet.layers.head import Head, LastLayerNormalized, OrthogonalHead, SmoothHead
-from bronet.layers.registry import create_convolution
+from bronet.layers.registry import CONVOLUTIONS
 from bronet.layers.shape import Flatten, PixelUnshuffle
 from bronet.layers.shift import Bias, Normalization
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE
@@ -90,6 +90,6 @@ class LipConvNet(CertifiableModel):
     def _convolution(self, c_in: int, c_out: int, size: tuple[int, int], *, kernel: int, stride: int) -> LipschitzLayer:
         a = self.architecture
         if a.backbone != "bro":
-            return create_convolution(a.backbone, c_in, c_out, kernel, stride=stride, input_size=size)
+            return CONVOLUTIONS[a.backbone](c_in, c_out, kernel, stride=stride, input_size=size)
         rank = max(1, round(c_in * parse_rank(a.rank))) if stride == 1 and c_in == c_out else None
         return BROConv2d(c_in, c_out, kernel, rank=rank, stride=stride, ridge=SEMI_ORTHOGONAL_RIDGE, input_size=size)

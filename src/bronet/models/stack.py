@@ -13,7 +13,7 @@ from bronet.errors import BronetError
 from bronet.graph.model import CertifiableModel, computes_ahead
 from bronet.layers.activation import MaxMin
 from bronet.layers.head import LastLayerNormalized
-from bronet.layers.registry import create_convolution
+from bronet.layers.registry import CONVOLUTIONS
 from bronet.layers.shape import Flatten, PixelUnshuffle, ScaledMeanPool
 from bronet.layers.shift import Bias, Normalization
 from bronet.recipe.architecture import StackArchitecture
@@ -68,5 +68,5 @@ class Stack(CertifiableModel):
     ) -> nn.Sequential:
         """Return a layer with bias and activation, or alone if it has its own nonlinearity."""
         kind, size = self.architecture.layer, (side, side)
-        conv = create_convolution(kind, c_in, c_out, kernel, stride=stride, hidden_channels=hidden, input_size=size)
+        conv = CONVOLUTIONS[kind](c_in, c_out, kernel, stride=stride, hidden_channels=hidden, input_size=size)
         return nn.Sequential(conv, *((Bias(c_out), MaxMin()) if self.architecture.activation == "maxmin" else ()))
