@@ -122,7 +122,7 @@ def _writing(path: Path, *, promise: str = "") -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) or error.errno is None  # safetensors names no number
         advice = "free some space" if full else "make that place writable"
-        raise BronetError(f"could not write {path} ({error}); {promise}{advice} and try again") from None
+        raise BronetError(f"could not write to {path} ({error}); {promise}{advice} and try again") from None
 
 
 def _flush(path: Path, flags: int) -> None:
@@ -139,6 +139,11 @@ def sealed(facts: Json) -> Json:
     rest = {key: value for key, value in facts.items() if key != SEAL}
     text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
     return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write_sealed(path: Path, facts: Json) -> None:
+    """Write facts under a seal, indented, atomically."""
+    write_object(path, sealed(facts))
 
 
 def read_sealed(path: Path, *, advice: str = MAKE_AGAIN) -> Json:

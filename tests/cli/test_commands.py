@@ -155,12 +155,12 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("command", ["certify", "info"])
 def test_a_folder_without_a_run_is_one_line(command: str, empty_folder: Path) -> None:
-    assert "nowhere must be the folder of a run" in refusal(command, "nowhere")
+    assert "nowhere must be a run's folder" in refusal(command, "nowhere")
     assert list(empty_folder.iterdir()) == []
 
 
 def test_reporting_what_is_not_certified_is_one_line() -> None:
-    assert "nowhere must be the folder of a run" in refusal("report", "nowhere")
+    assert "nowhere must be a run's folder" in refusal("report", "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_missing_data_folder_is_one_line_and_writes_nothing(empty_folder: Path
 
 
 def test_resuming_what_was_never_begun_is_one_line() -> None:
-    assert "must be the folder of a run" in refusal("train", QUICK, "--resume")
+    assert "must be a run's folder" in refusal("train", QUICK, "--resume")
 
 
 def test_resuming_and_overwriting_exclude_each_other() -> None:

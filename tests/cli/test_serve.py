@@ -34,7 +34,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
 def test_without_a_run_one_line_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "`bronet quickstart` makes it" in refusal("--port", "0")
-    assert "nowhere must be the folder of a run" in refusal("nowhere", "--port", "0")
+    assert "nowhere must be a run's folder" in refusal("nowhere", "--port", "0")
 
 
 def test_a_port_in_use_is_one_line() -> None:

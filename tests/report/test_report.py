@@ -25,7 +25,7 @@ from bronet.report.gallery import choose_groups
 from bronet.report.table import csv_table, difference_cells, json_summary, markdown_table, setting_cells, table_cells
 from bronet.run.attack_rows import AttackRow
 from bronet.run.certificate import Row
-from bronet.run.folder import ReportFiles, create_run
+from bronet.run.folder import create_run
 from bronet.wording import bound_text
 from certificates import CERTIFICATE, edit_certificate, write_certificate
 
@@ -55,15 +55,20 @@ def _make_run(parent: Path) -> Path:
     return folder
 
 
+def written(run: Path) -> dict[str, Path]:
+    """Write the report of a run, and return its files by their names."""
+    return {path.name: path for path in write_report(run)}
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return _make_run(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A report that tests only read: drawing takes most of a test's time."""
-    return write_report(_make_run(tmp_path_factory.mktemp("reported")))
+    return written(_make_run(tmp_path_factory.mktemp("reported")))
 
 
 class _Page(HTMLParser):
@@ -99,19 +104,19 @@ def _parsed(path: Path) -> _Page:
     return page
 
 
-def test_all_files_are_written_and_nothing_else(reported: ReportFiles) -> None:
-    folder = reported.page.parent
+def test_all_files_are_written_and_nothing_else(reported: dict[str, Path]) -> None:
+    folder = reported["report.html"].parent
     names = {path.name for path in folder.iterdir()}
     pictures = {f"{stem}.{kind}" for stem in ("curve", "margins") for kind in ("png", "pdf")}
     assert names == pictures | {"report.html", "summary.md", "summary.json", "summary.csv"}
-    assert {path.name for path in reported} == names
-    assert all(path.stat().st_size > 0 for path in reported)
+    assert reported.keys() == names
+    assert all(path.stat().st_size > 0 for path in reported.values())
     inputs = {"certificate.csv", "certificate.json", "recipe.yaml", "record.json", "log.jsonl"}
     assert {path.name for path in folder.parent.iterdir()} == inputs | {"report"}
 
 
-def test_the_page_holds_everything_and_loads_nothing(reported: ReportFiles) -> None:
-    page = _parsed(reported.page)
+def test_the_page_holds_everything_and_loads_nothing(reported: dict[str, Path]) -> None:
+    page = _parsed(reported["report.html"])
     assert page.links == []
     assert "script" not in page.tags
     assert "b" not in page.tags
@@ -130,11 +135,11 @@ def test_the_page_holds_everything_and_loads_nothing(reported: ReportFiles) -> N
 
 def test_a_hostile_run_name_is_only_text(run: Path) -> None:
     hostile = run.rename(run.with_name("<img src=x onerror=a> $name | x"))
-    paths = write_report(hostile)
-    page = _parsed(paths.page)
+    paths = written(hostile)
+    page = _parsed(paths["report.html"])
     assert "img" not in page.tags
     assert "<img src=x onerror=a> $name | x" in page.text
-    first_table = paths.summary_md.read_text().partition("\n\n")[0]
+    first_table = paths["summary.md"].read_text().partition("\n\n")[0]
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in first_table.splitlines()}
     assert len(columns) == 1
 
@@ -185,7 +190,7 @@ def test_the_gallery_shows_the_extremes_the_misses_and_the_closest_attacks(digit
     assert smallest == [0, 1, 2, 3, 4, 5, 6, 8]
     assert missed == [10, 9, 8, 6, 5, 4, 3, 2]
     assert mistaken == [37, 27, 17, 7]
-    page = _parsed(write_report(digits).page)
+    page = _parsed(written(digits)["report.html"])
     assert len(page.links) == 8 + 8 + 8 + 4
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
     assert f"digit {(label + 1) % 10} at 0.5000" in page.text
@@ -196,7 +201,7 @@ def test_images_of_another_data_set_are_not_shown(digits: Path) -> None:
     other = [replace(row, label=(row.label + 5) % 10, prediction=(row.prediction + 5) % 10) for row in rows]
     write_rows(Row, digits / "certificate.csv", other)
     write_certificate(digits, replace(CERTIFICATE, images=len(rows)))
-    page = _parsed(write_report(digits).page)
+    page = _parsed(written(digits)["report.html"])
     assert page.links == []
     assert "labels differ" in page.text
 
@@ -246,8 +251,8 @@ def test_a_chart_draws_each_corner_and_a_few_round_ticks() -> None:
     assert margins_chart({"none": []}) == ""
 
 
-def test_the_summary_has_every_digit(reported: ReportFiles) -> None:
-    content = json.loads(reported.summary_json.read_text())
+def test_the_summary_has_every_digit(reported: dict[str, Path]) -> None:
+    content = json.loads(reported["summary.json"].read_text())
     assert content["clean_accuracy"] == 0.75
     assert content["certified_accuracy"] == {"1/4": 0.5, "1/2": 0.25}
     assert content["radius"]["median"] == 0.5
@@ -332,7 +337,7 @@ def test_a_missing_file_is_one_clear_line(run: Path, name: str) -> None:
 def test_record_and_log_are_optional(run: Path) -> None:
     (run / "record.json").unlink()
     (run / "log.jsonl").unlink()
-    assert "epochs logged" not in _parsed(write_report(run).page).text
+    assert "epochs logged" not in _parsed(written(run)["report.html"]).text
 
 
 def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: Path) -> None:
@@ -341,15 +346,15 @@ def test_the_summary_has_the_papers_line_classes_attacks_and_the_naive_way(run: 
     write_certificate(run, certificate)
     write_attack_facts(run, finished(ATTACK, 4, clean=0.75, robust=0.5, certified=0.5))
     write_attack_facts(run, replace(ATTACK, eps="1/2"))  # not finished
-    paths = write_report(run)
-    text = paths.summary_md.read_text()
+    paths = written(run)
+    text = paths["summary.md"].read_text()
     assert "(clean, 1/4, 1/2): **75.0 / 50.0 / 25.0**" in text
     assert "| zero | 4 | 75.0 | 50.0 | 25.0 | 0.5000 |" in text
     assert text.count("| pgd | l2 | 1/4 | 4 | 75.0 % | 50.0 % | 50.0 % |") == 1
     assert "0.01 % of the radius" in text
     write_certificate(run, replace(certificate, soundness_cost=replace(cost, relative_median=-1e-4)))
-    assert "0.01 % more radius" in write_report(run).summary_md.read_text()
-    content = json.loads(paths.summary_json.read_text())
+    assert "0.01 % more radius" in written(run)["summary.md"].read_text()
+    content = json.loads(paths["summary.json"].read_text())
     assert content["naive"]["label"].startswith("not a proof")
     assert content["implied"]["median_l1"] == 0.5
     assert 0.0624 < content["implied"]["median_linf"] <= 0.0625

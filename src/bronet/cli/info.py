@@ -182,7 +182,7 @@ def _run_or_network(path: Path, model: str | None) -> Facts:
     """Return what is known of a run, or of a pretrained network, which is not copied for this."""
     from bronet.pretrained import find_network
     from bronet.recipe.architecture import OwnArchitecture
-    from bronet.run.folder import ReportFiles, open_run
+    from bronet.run.folder import PAGE, open_run
 
     def there(path: Path, words: str) -> str:
         return str(path) if path.exists() else f"none yet; {options.command_for(words, run.path, model=own)}"
@@ -207,7 +207,7 @@ def _run_or_network(path: Path, model: str | None) -> Facts:
             ("weights", there(run.weights, "train --resume")),
             *([("network", f"your own code: {own}")] if own else []),
             *(_certificate(run) if certificate.exists() else [("certificate", there(certificate, "certify"))]),
-            ("report", there(ReportFiles.of(run.report).page, "report")),
+            ("report", there(run.report / PAGE, "report")),
         ]
     return [*whole, *((key, str(facts[key])) for key in RECORDED if key in facts)]
 

@@ -43,7 +43,7 @@ def report(
     with options.opened_runs(*runs, model=model) as folders:
         evidence = at_radii([read_evidence(folder) for folder in folders], eps or ())
         if len(folders) == 1:
-            written = list(write_report(evidence[0], out, data_dir=data_dir))
+            written = write_report(evidence[0], out, data_dir=data_dir)
         else:
             written = write_comparison(evidence, out or COMPARISON, data_dir=data_dir)
     if len(folders) == 1:

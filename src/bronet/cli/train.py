@@ -39,7 +39,7 @@ def quickstart(
     from bronet.cli.console import say
     from bronet.recipe import named_recipe, override
     from bronet.report import write_report
-    from bronet.run.folder import RunFolder
+    from bronet.run.folder import PAGE, RunFolder
     from bronet.training import train as train_recipe
 
     earlier = RunFolder(out)
@@ -52,7 +52,8 @@ def quickstart(
         run = train_recipe(recipe, out, device="cpu", overwrite=True, command=options.typed_command())
     certify_and_show(run)
     say("No change of the pixels shorter than the radius (l2 norm) changes the class.")
-    say(f"report:  {write_report(run.path).page}")
+    write_report(run.path)
+    say(f"report:  {run.report / PAGE}")
     say(f"next:    bronet serve {shlex.quote(str(out))}   or   bronet recipes")
 
 

@@ -133,7 +133,7 @@ def named_folder(name: str) -> Path:
     homes, network = _homes(), _of_the_manifest(name)
     if network is None:
         raise BronetError(
-            f"{name} must be the folder of a run, or the name or folder of a pretrained network, but it is neither; "
+            f"{name} must be a run's folder, or the name or folder of a pretrained network, but it is neither; "
             f"the names are {', '.join(pretrained_names())}; looked in {_listed(homes)}"
         )
     return published_folder(network, homes)

@@ -10,29 +10,26 @@ from bronet.report.evidence import Evidence, at_radii, read_evidence
 from bronet.report.figures import KINDS, draw_curve, draw_margins, figure_bytes
 from bronet.report.page import build_comparison, build_page, markdown_summary
 from bronet.report.table import csv_table, json_summary, markdown_table, table_cells
-from bronet.run.folder import ReportFiles, RunFolder
+from bronet.run.folder import PAGE, RunFolder
 
 __all__ = ["write_comparison", "write_report"]
 
 
-def write_report(
-    run: Evidence | Path | str, folder: Path | None = None, *, data_dir: Path | None = None
-) -> ReportFiles:
+def write_report(run: Evidence | Path | str, folder: Path | None = None, *, data_dir: Path | None = None) -> list[Path]:
     """Write the report of a certified run into a folder, by default `report/` in its own, and return the paths.
 
     The page shows images if the data set is at hand (in `data_dir`, by default where data sets are). Guaranteed:
     everything is computed before the first file is written, and each file is replaced as a whole.
     """
     run = run if isinstance(run, Evidence) else read_evidence(Path(run))
-    paths = ReportFiles.of(folder or RunFolder(run.folder).report)
+    folder = folder or RunFolder(run.folder).report
     texts = {
-        paths.summary_md: markdown_summary(run),
-        paths.summary_json: json_summary(run),
-        paths.summary_csv: csv_table([run]),
-        paths.page: build_page(run, data_dir=data_dir),
+        folder / PAGE: build_page(run, data_dir=data_dir),
+        folder / "summary.md": markdown_summary(run),
+        folder / "summary.json": json_summary(run),
+        folder / "summary.csv": csv_table([run]),
     }
-    _write([run], paths.page.parent, texts)
-    return paths
+    return _write([run], folder, texts)
 
 
 def write_comparison(runs: Sequence[Evidence], folder: Path, *, data_dir: Path | None = None) -> list[Path]:

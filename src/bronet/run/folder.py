@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bronet.errors import BronetError
-from bronet.files import (
-    TEMPORARY_SUFFIX,
-    Json,
-    append_line,
-    read_object,
-    read_sealed,
-    replace_text,
-    sealed,
-    write_object,
-)
+from bronet.files import TEMPORARY_SUFFIX, Json, append_line, read_object, read_sealed, replace_text, write_sealed
 from bronet.recipe.schema import SPLITS, Recipe
 from bronet.recipe.text import read_recipe, to_text
 from bronet.wording import Format
@@ -33,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+PAGE = "report.html"
 STEP_DIGITS = 9
 LEFTOVERS = f".*{TEMPORARY_SUFFIX}"
 
@@ -50,26 +42,6 @@ class AttackFiles(NamedTuple):
 
     rows: Path
     facts: Path
-
-
-class ReportFiles(NamedTuple):
-    """The files of a report, in whatever folder it is."""
-
-    curve_png: Path
-    curve_pdf: Path
-    margins_png: Path
-    margins_pdf: Path
-    page: Path
-    summary_md: Path
-    summary_json: Path
-    summary_csv: Path
-
-    @classmethod
-    def of(cls, folder: Path) -> "ReportFiles":
-        """Return the files of a report in a folder; nothing is touched."""
-        names = ("curve.png", "curve.pdf", "margins.png", "margins.pdf")
-        texts = ("report.html", "summary.md", "summary.json", "summary.csv")
-        return cls(*(folder / name for name in (*names, *texts)))
 
 
 @dataclass(frozen=True)
@@ -107,7 +79,7 @@ class RunFolder:
     record = NamedFile("record.json")
     """Command, commit, seed, device, versions and time."""
     report = NamedFile("report")
-    """The folder of tables, curves and the page."""
+    """The folder of tables, curves and the page (`PAGE`)."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -189,7 +161,7 @@ class RunFolder:
 
     def write_record(self, entry: Json) -> None:
         """Write the record under a seal, replacing an earlier one."""
-        write_object(self.record, sealed(entry))
+        write_sealed(self.record, entry)
 
     def read_record(self) -> Json:
         """Return the record, empty where there is none; raise where it was edited after it was written."""
