@@ -15,7 +15,7 @@ from bronet.layers.head import upper_gaps
 from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
 from bronet.proof.proved_map import linear as linear_map
 from bronet.proof.proved_map import shift as shift_map
-from bronet.proof.spectral import absolute_convolution_norm, absolute_norm, convolution_norm, largest_singular_value
+from bronet.proof.spectral import absolute_convolution_norm, convolution_norm, product_with
 
 PRODUCT = "multiplies activations by activations"
 _OF_WEIGHTS = "norm of these weights"
@@ -27,9 +27,7 @@ def linear(out: Value, input: Value, weight: Tensor, bias: Tensor | None = None)
     if weight.is_complex():
         raise NoRuleError("complex weights are not bounded")
     weight = weight.detach().double().clone()
-    norm = largest_singular_value(weight)
-    products = [Product(norm, absolute_norm(weight), weight.shape[1])]
-    plain = linear_map(lambda x: x @ weight.mT, out.shape, products, norm, _OF_WEIGHTS)
+    plain = linear_map(lambda x: x @ weight.mT, out.shape, [product_with(weight)], remark=_OF_WEIGHTS)
     are_logits = out.is_last and len(out.shape) == 1
     return replace(_biased(plain, bias), gaps=upper_gaps(weight) if are_logits else None)
 
@@ -78,7 +76,7 @@ def conv2d(
     sparse = [_dilated(part, dilations).cpu() for part in kernel.chunk(groups)]
     # The convolution of each group stands alone: the norm of all is the largest of theirs.
     norm = max(convolution_norm(part, size, stride=math.gcd(*steps), padding=side) for part in sparse)
-    products = [Product(norm, max(absolute_convolution_norm(part) for part in sparse), kernel[0].numel())]
+    product = Product(norm, max(absolute_convolution_norm(part) for part in sparse), kernel[0].numel())
     flat = kernel.flatten(1).unflatten(0, (groups, -1))  # g c_out/g c_in/g*k*k
     image = out.shape[1:]
 
@@ -87,7 +85,7 @@ def conv2d(
         product = flat @ patches.unflatten(1, (groups, -1))
         return product.flatten(1, 2).unflatten(-1, image)
 
-    return _biased(linear_map(apply, out.shape, products, norm, _OF_WEIGHTS), bias, axis=-3)
+    return _biased(linear_map(apply, out.shape, [product], remark=_OF_WEIGHTS), bias, axis=-3)
 
 
 @rule_of("conv_transpose2d")
@@ -111,14 +109,14 @@ def conv_transpose2d(
     norm = max(convolution_norm(part, size, stride=steps[0], padding=sides[0]) for part in sparse)
     # A sum over channels for every tap, then one over the taps that meet in a pixel.
     length = kernel.shape[0] // groups + math.prod(taps)
-    products = [Product(norm, max(absolute_convolution_norm(part) for part in sparse), length)]
+    product = Product(norm, max(absolute_convolution_norm(part) for part in sparse), length)
     flat = kernel.flatten(1).unflatten(0, (groups, -1)).mT  # g c_out/g*k*k c_in/g
 
     def apply(x: Tensor) -> Tensor:
         patches = (flat @ x.flatten(2).unflatten(1, (groups, -1))).flatten(1, 2)
         return F.fold(patches, size, taps, dilation=dilations, padding=sides, stride=steps)
 
-    return _biased(linear_map(apply, out.shape, products, norm, _OF_WEIGHTS), bias, axis=-3)
+    return _biased(linear_map(apply, out.shape, [product], remark=_OF_WEIGHTS), bias, axis=-3)
 
 
 def _dilated(kernel: Tensor, dilation: tuple[int, int]) -> Tensor:

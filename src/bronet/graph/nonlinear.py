@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Rule, Size, Value, axes_of, pair_of, rule_of
-from bronet.proof.proved_map import Join, Product, ProvedMap, arithmetic, exact, gamma, linear, norm_of_products, up
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.proved_map import Join, ProvedMap, arithmetic, exact, gamma, linear, up
+from bronet.proof.spectral import product_with
 
 # Where softplus becomes linear it jumps by log(1 + exp(-threshold)); from here on by less than float64 can show.
 _SMOOTH_THRESHOLD = 40
@@ -172,8 +172,7 @@ def _largest(apply: Apply, out: Value, windows: Sequence[Tensor]) -> ProvedMap:
 
 def _separable(units: Sequence[Tensor], out: Value) -> ProvedMap:
     R, C = (images.mT.clone() for images in units)
-    products = [Product(largest_singular_value(t), absolute_norm(t), t.shape[1]) for t in (C, R)]
-    return linear(lambda x: R @ (x @ C.mT), out.shape, products, norm_of_products(products), BY_DEFINITION)
+    return linear(lambda x: R @ (x @ C.mT), out.shape, [product_with(C), product_with(R)], remark=BY_DEFINITION)
 
 
 @rule_of("max_pool2d")

@@ -34,7 +34,7 @@ from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, eval
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, rounding_of_products, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.spectral import absolute_norm, product_with
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,7 @@ class CholeskyLinear(_Dense[Tensor]):
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         with torch.no_grad():
             W = self.derive(torch.float64)
-        norm = largest_singular_value(W)
-        products = [Product(norm, absolute_norm(W), self.in_features)]
-        return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), products, norm)
+        return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), [product_with(W)])
 
 
 class BlockReflector(nn.Module):

@@ -21,8 +21,8 @@ from bronet.layers.dense import BROLinear
 from bronet.layers.regularized_conv import power_iteration
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.curvature import bent, proved_bend
-from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, shifted
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.proved_map import ProvedMap, gamma, linear, shifted
+from bronet.proof.spectral import product_with
 
 
 class Head(LipschitzLayer):
@@ -81,9 +81,7 @@ class LastLayerNormalized(Head):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         rows = _normalized(self.weight.detach().double())
-        norm = largest_singular_value(rows)
-        products = [Product(norm, absolute_norm(rows), self.in_features)]
-        plain = linear(lambda h: h @ rows.mT, (self.classes,), products, norm)
+        plain = linear(lambda h: h @ rows.mT, (self.classes,), [product_with(rows)])
         return replace(self._with_bias(plain), gaps=upper_gaps(rows))
 
     def extra_repr(self) -> str:

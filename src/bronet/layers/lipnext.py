@@ -23,8 +23,8 @@ from bronet.layers.base import (
     like_input,
     require_counts,
 )
-from bronet.proof.proved_map import Product, ProvedMap, linear, norm_of_products, shift
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.proved_map import ProvedMap, linear, shift
+from bronet.proof.spectral import product_with
 
 _DIRECTIONS = 4
 
@@ -121,10 +121,7 @@ class OrthogonalMix(LipschitzLayer):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         W, moved = self.weight.detach().double().clone(), self.moved
-        product = Product(largest_singular_value(W), absolute_norm(W), len(W))
-        products = [product] if moved is None else [product, product]
-        norm = product.norm if moved is None else norm_of_products(products)
-        return linear(lambda x: rotate(x, W, moved), shape, products, norm)
+        return linear(lambda x: rotate(x, W, moved), shape, [product_with(W)] * (1 if moved is None else 2))
 
     def extra_repr(self) -> str:
         return str(self.input_channels) if self.moved is None else f"{self.input_channels}, moved={self.moved}"

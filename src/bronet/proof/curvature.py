@@ -22,7 +22,6 @@ from bronet.proof.budget import TENSOR_SLACK
 from bronet.proof.proved_map import (
     FLOAT64,
     NORM_UNDERFLOW,
-    Product,
     ProvedMap,
     arithmetic,
     gamma,
@@ -33,7 +32,7 @@ from bronet.proof.proved_map import (
     shifted,
     up,
 )
-from bronet.proof.spectral import absolute_norm, largest_singular_value
+from bronet.proof.spectral import largest_singular_value, product_with
 
 LARGEST_CURVATURE = 1 / 4
 # A bound of its own is proved for so many pairs of classes, as each takes a factorisation; beyond, max(-u) |W|^2 is.
@@ -123,10 +122,10 @@ def proved_bend(
     W: Float[Tensor, "h d"], b: Float[Tensor, " h"], V: Float[Tensor, "k h"], c: Float[Tensor, " k"], gaps: Tensor
 ) -> BentMap:
     """Return the proof of V a(W z + b) + c for float64 numbers of its own; `gaps` bounds |V_t - V_j|."""
-    (hidden, features), classes = W.shape, V.shape[0]
-    norm, outer = largest_singular_value(W), largest_singular_value(V)
-    into, out = Product(norm, absolute_norm(W), features), Product(outer, absolute_norm(V), hidden)
-    first = shifted(linear(lambda z: z @ W.mT, (hidden,), [into], norm), b)
+    hidden, classes = W.shape[0], V.shape[0]
+    into, out = product_with(W), product_with(V)
+    norm, outer = into.norm, out.norm
+    first = shifted(linear(lambda z: z @ W.mT, (hidden,), [into]), b)
     shift, root = norm_of_constant(b), up(math.sqrt(hidden))
     # |a(x)| <= |x|; a square, three sums, a root: no error is larger than gamma_8 (|x| + 1).
     gain = first.gain + gamma(8) * (norm + first.gain)

@@ -193,11 +193,13 @@ def linear(
     apply: Callable[[Tensor], Tensor],
     output_shape: tuple[int, ...],
     products: Sequence[Product],
-    norm: float,
+    norm: float | None = None,
     remark: str = "",
 ) -> ProvedMap:
-    """Return the proved map of a chain of products whose composition has norm at most `norm`."""
+    """Return the proved map of a chain of products, whose composition has norm at most `norm` if that is known."""
     gain, offset = rounding_of_products(products)
+    if norm is None:
+        norm = products[0].norm if len(products) == 1 else norm_of_products(products)
     return ProvedMap(apply, output_shape, norm, gain, offset, remark)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.ortho.real_dft import spectrum_blocks
-from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, gamma_of_proof, up
+from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma_of_proof, up
 
 # Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper. They go on while they
 # still find more from one look to the next, for at most this share of n: about as many operations as the
@@ -84,6 +84,11 @@ def largest_singular_value(A: Float[Tensor, "*batch m n"]) -> float:
         A = A.mT
     squared = largest_eigenvalue(A.mT @ A, gram_error(A))
     return up(up(math.sqrt(squared)) * scale)
+
+
+def product_with(A: Float[Tensor, "m n"]) -> Product:
+    """Return what is proved of the product with a matrix."""
+    return Product(largest_singular_value(A), absolute_norm(A), A.shape[1])
 
 
 def power_of_two_scale(A: Tensor) -> float:
