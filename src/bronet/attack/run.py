@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
@@ -55,12 +55,13 @@ class Target:
 
     def warnings(self) -> list[str]:
         """Return why an attack on this network could mean nothing."""
-        exact, labels = self._batch(torch.arange(min(PREFLIGHT_IMAGES, len(self.images))))
-        return preflight(self.model, exact.float(), labels, self.network.certify(exact).prediction)
+        index = torch.arange(min(PREFLIGHT_IMAGES, len(self.images)), device=self.images.labels.device)
+        exact = self.images.pixels(index, dtype=torch.float64)
+        return preflight(self.model, exact.float(), self.images.labels[index], self.network.certify(exact).prediction)
 
     def attack(self, plan: AttackPlan, index: Int[Tensor, " b"]) -> list[AttackRow]:
         """Return the rows of these images; the radius claimed is the recorded one, else the one proved now."""
-        exact, labels = self._batch(index)
+        exact, labels = self.images.pixels(index, dtype=torch.float64), self.images.labels[index]
         proved = self.network.certify(exact)
         verdict = self._worst(plan, exact, labels, first=int(index[0]))
         columns = {
@@ -74,11 +75,6 @@ class Target:
             "radius": proved.radius,
         }
         return [replace(row, radius=self.claims.get(row.index, row.radius)) for row in rows_of(AttackRow, columns)]
-
-    def _batch(self, index: Int[Tensor, " b"]) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
-        """Return these images in float64, and their labels."""
-        labels = self.images.labels
-        return self.images.pixels(index, dtype=torch.float64), labels[index.to(labels.device)]
 
     def _worst(self, plan: AttackPlan, exact: Tensor, labels: Tensor, *, first: int) -> Verdict:
         """Return the judge's verdict on what was found near the images.
@@ -171,11 +167,12 @@ def attack_run(
     with parts.collecting():
         rows, facts = ([], now) if overwrite and not share.restarts else _so_far(path, facts_path, now)
         _stop_if_refuted(rows, path)
-        waiting = sorted(set(range(len(images))) - {row.index for row in rows})
-        if waiting:
+        left = sorted(set(range(len(images))) - {row.index for row in rows})
+        if left:
             model, shape = load_model(run, device=device), recipe.data.spec().shape
             target = Target(model.requires_grad_(False), prove(model, shape), images, _claims(run, plan, images))
-            batches = {int(index[0]): index for index in torch.tensor(waiting).split(plan.batch_size)}
+            waiting = torch.tensor(left, device=images.labels.device)
+            batches = {int(index[0]): index for index in waiting.split(plan.batch_size)}
 
             def compute(first: int) -> AttackPart:
                 return AttackPart(tuple(target.attack(plan, batches[first])))

@@ -45,7 +45,12 @@ def save_pretrained(network: nn.Module | RunFolder | Path | str, folder: Path | 
         raise BronetError(f"a pretrained network needs a folder of its own, got the run {folder}; choose another")
     model: nn.Module
     if isinstance(network, nn.Module):
-        model = packaged = _of_the_package(network)
+        model = packaged = unwrapped(network)
+        if not isinstance(packaged, Network):
+            raise BronetError(
+                f"a pretrained network must be one of the package's, got a {type(model).__name__}; "
+                "of a network of your own, bronet.save_run writes a run"
+            )
         recipe, record, names = recipe_of(packaged), UNKNOWN_TRAINING, packaged.classes
     else:
         run = open_run(network)
@@ -63,14 +68,6 @@ def save_pretrained(network: nn.Module | RunFolder | Path | str, folder: Path | 
     )
     replace_text(folder / CONFIG, config_text(config))
     return folder
-
-
-def _of_the_package(model: nn.Module) -> Network:
-    model = unwrapped(model)
-    if not isinstance(model, Network):
-        advice = "of a network of your own, bronet.save_run writes a run"
-        raise BronetError(f"a pretrained network must be one of the package's, got a {type(model).__name__}; {advice}")
-    return model
 
 
 def recipe_of(model: Network) -> Recipe:
