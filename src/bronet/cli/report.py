@@ -11,9 +11,6 @@ from bronet.wording import Format
 
 COMPARISON = Path("report")
 """Where a comparison of runs goes by default."""
-HOST = "127.0.0.1"
-PORT = 8017
-SAMPLES = 120
 
 
 def report(
@@ -60,9 +57,9 @@ def serve(
     ] = None,
     *,
     model: options.ModelOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = HOST,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = PORT,
-    samples: Annotated[int, typer.Option(min=1, max=1000, help="Test images to choose from.")] = SAMPLES,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8017,
+    samples: Annotated[int, typer.Option(min=1, max=1000, help="Test images to choose from.")] = 120,
     browser: Annotated[bool, typer.Option(help="Open the page, if this is a terminal.")] = True,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,

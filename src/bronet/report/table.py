@@ -8,6 +8,8 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.radius import implied_radius
@@ -115,18 +117,14 @@ def difference_cells(runs: Sequence[Evidence]) -> list[list[str]]:
     first, *others = [(run.certificate.images_sha256, [row.index for row in run.rows]) for run in runs]
     if any(other != first for other in others):
         return []
-    table = [["proved by", *(f"ε = {eps}" for eps in runs[0].eps)]]
-    counts: dict[str, list[str]] = {"all runs": [], **{f"{run.name} alone": [] for run in runs}, "none": []}
+    columns = [["proved by", "all runs", *(f"{run.name} alone" for run in runs), "none"]]
     for eps in runs[0].eps:
-        radius, images = parse_budget(eps), len(runs[0].rows)
-        proved = [[row.correct and row.radius > radius for row in run.rows] for run in runs]
-        of_image = [sum(each) for each in zip(*proved, strict=True)]
-        counts["all runs"].append(percent(of_image.count(len(runs)) / images))
-        for run, own in zip(runs, proved, strict=True):
-            alone = sum(one and count == 1 for one, count in zip(own, of_image, strict=True))
-            counts[f"{run.name} alone"].append(percent(alone / images))
-        counts["none"].append(percent(of_image.count(0) / images))
-    return table + [[what, *shares] for what, shares in counts.items()]
+        radius = parse_budget(eps)
+        proved = np.array([[row.correct and row.radius > radius for row in run.rows] for run in runs])
+        of_image = proved.sum(axis=0)
+        groups = (of_image == len(runs), *(proved & (of_image == 1)), of_image == 0)
+        columns.append([f"ε = {eps}", *(percent(float(group.mean())) for group in groups)])
+    return [list(line) for line in zip(*columns, strict=True)]
 
 
 def setting_cells(runs: Sequence[Evidence]) -> list[list[str]]:
