@@ -135,10 +135,8 @@ class ProvedNetwork:
         reach = budget.reach_within(head)
         targeted = targeted_radii(logits, self.gap_lipschitz, slack=slack, slope=slope)
         if isinstance(head, BentMap):
-            reach = reach.minimum(head.reach(budget.elsewhere, budget.growth))
-            moved = (budget.at_image + budget.at_ball)[:, None] * TENSOR_SLACK
-            speed = (up(self.lipschitz) + budget.ball_slope)[:, None] * TENSOR_SLACK
-            lost, secant = head.losses(inputs[0], logits, moved=moved, speed=speed, growth=growth)
+            reach = reach.minimum(head.reach(budget))
+            lost, secant = head.losses(inputs[0], logits, budget, self.lipschitz)
             lost = (lost + rounding) * TENSOR_SLACK
             targeted = targeted.maximum(targeted_radii(logits, 0 * self.gaps, slack=lost, slope=secant))
         targeted = torch.minimum(targeted, reach[:, None])

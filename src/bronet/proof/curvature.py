@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bronet.proof.budget import TENSOR_SLACK
+from bronet.proof.budget import TENSOR_SLACK, Budget
 from bronet.proof.proved_map import (
     FLOAT64,
     NORM_UNDERFLOW,
@@ -81,23 +81,21 @@ class BentMap(ProvedMap):
         return (computed * (1 + gamma_of_proof(d + 2)) + errors) * TENSOR_SLACK + NORM_UNDERFLOW
 
     def losses(
-        self,
-        z: Float[Tensor, "b d"],
-        logits: Float[Tensor, "b k"],
-        *,
-        moved: Float[Tensor, "b 1"],
-        speed: Float[Tensor, "b 1"],
-        growth: Float[Tensor, "b 1"],
+        self, z: Float[Tensor, "b d"], logits: Float[Tensor, "b k"], budget: Budget, lipschitz: float
     ) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
         """Return what the margin of the predicted class over every other loses at once, and per unit of distance.
 
-        z is what the map takes at an image. At a distance r it takes what lies within moved + speed r of that; growth r
-        is lost besides. The second bound holds as far as the margin of these logits lasts.
+        z is what the map takes at an image, with its budget and its constant from there. The second bound holds as far
+        as the margin of these logits lasts.
 
-        With A = moved and B = speed: g (A + B r) + K (A + B r)^2 / 2, whose part without r is lost at once. Of the
-        rest, (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance. Its root
-        is of K and of the margin, not of K B^2, which may underflow where W is large and B is small.
+        At a distance r the map takes what lies within A + B r of z, for A = moved and B = speed, and rounding grows by
+        `growth` r. So g (A + B r) + K (A + B r)^2 / 2 is lost, whose part without r is lost at once. Of the rest,
+        (g + K A) B r + K B^2 r^2 / 2, the secant up to where the margin ends is the loss per distance. Its root is of K
+        and of the margin, not of K B^2, which may underflow where W is large and B is small.
         """
+        moved = (budget.at_image + budget.at_ball)[:, None] * TENSOR_SLACK
+        speed = (up(lipschitz) + budget.ball_slope)[:, None] * TENSOR_SLACK
+        growth = 2 * (self.gain * budget.growth)[:, None]
         prediction = logits.argmax(dim=1)
         g, K = self.gradients(z, prediction), self.curvature[prediction]
         at_once = (g * moved + K * moved.square()) * TENSOR_SLACK
@@ -108,14 +106,14 @@ class BentMap(ProvedMap):
         secant = (tangent + (tangent.square() + bending.square()).sqrt()) / 2
         return at_once, torch.maximum(tangent, secant * TENSOR_SLACK) + NORM_UNDERFLOW
 
-    def reach(self, size: Float[Tensor, " b"], growth: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-        """Return how far nothing inside the map overflows, where it takes norms of at most size + growth r.
+    def reach(self, budget: Budget) -> Float[Tensor, " b"]:
+        """Return up to which distance nothing inside the map overflows.
 
         What is squared, W z + b, must stay below the largest norm, like all that goes from one map to the next.
         """
         largest = arithmetic().largest
-        free = (largest - (self.absolute * size + norm_of_constant(self.b)) * TENSOR_SLACK) / TENSOR_SLACK
-        return (free / (self.absolute * growth)).clamp_min(0).nan_to_num(0.0)
+        free = (largest - (self.absolute * budget.elsewhere + norm_of_constant(self.b)) * TENSOR_SLACK) / TENSOR_SLACK
+        return (free / (self.absolute * budget.growth)).clamp_min(0).nan_to_num(0.0)
 
 
 def proved_bend(
