@@ -191,9 +191,8 @@ def open_synthetic(
 def _own_files(data: DataRecipe, split: str, root: Path, learned: tuple[str, ...]) -> FileSet | list[Path]:
     """Return the labelled files of class folders, or the parquet files."""
     if not root.is_dir():
-        raise BronetError(
-            f"{data.name} must be in {root}, but there is no such folder; name another place (--data-dir)"
-        )
+        must = f"must be the folder {root} with train and test (or val) below it"
+        raise BronetError(f"{data.name} {must}, but there is no such folder; name another place (--data-dir)")
     for name in OTHER_NAMES[split]:
         if (root / name).is_dir():
             classes = learned or class_names_below(root / "train")
