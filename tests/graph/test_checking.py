@@ -204,8 +204,9 @@ class Twice(nn.Module):
         _replaced(nn.Sequential(nn.ReLU())),
         Dropping(),
         nn.Sequential(nn.Softplus(threshold=0.0)),
+        nn.Sequential(nn.CELU(alpha=-1.0)),
     ],
-    ids=["hook", "hook of all", "replaced", "replaced all", "dropout", "jump"],
+    ids=["hook", "hook of all", "replaced", "replaced all", "dropout", "jump", "exponential"],
 )
 def test_what_a_type_does_not_tell_is_not_bounded_by_it(model: nn.Module) -> None:
     assert check(model, SHAPE).lipschitz is None

@@ -49,6 +49,12 @@ def _of_softplus(beta: float = 1.0, threshold: float = 20.0) -> float:
     return 1.0
 
 
+def _of_celu(alpha: float = 1.0) -> float:
+    if not alpha > 0:
+        raise NoRuleError(f"grows exponentially unless alpha is positive, got {alpha}")
+    return 1.0
+
+
 _FUNCTIONS: dict[str, tuple[Apply, float | Callable[..., float], int | None]] = {
     "relu": (F.relu, 1.0, 0),
     "relu6": (F.relu6, 1.0, 0),
@@ -61,7 +67,7 @@ _FUNCTIONS: dict[str, tuple[Apply, float | Callable[..., float], int | None]] = 
     "mish": (F.mish, 1.09, None),
     "selu": (F.selu, 1.7581, None),
     "elu": (F.elu, lambda alpha=1.0: _steepest(alpha), None),
-    "celu": (F.celu, 1.0, None),
+    "celu": (F.celu, _of_celu, None),
     "softplus": (F.softplus, _of_softplus, None),
 }
 """Functions of every number: their largest slope, rounded up in the last digit, and how often they round.
