@@ -17,7 +17,6 @@ KINDS = list(CONVOLUTIONS)
 ANY_PADDING = ["bro", "lot", "cayley", "cholesky", "sandwich", "lipreg"]
 ODD = ["soc", "bcop", "aol", "cpl", "sll", "standard"]
 ONE_MODE = {"eco": "zeros", "lipreg": "circular"}
-NEEDS_SIZE = ["bro", "lot", "cayley", "cholesky", "bcop", "sandwich", "standard", "cpl"]
 SIZE = (6, 4)
 
 NAMES = {
@@ -162,12 +161,9 @@ def test_a_circular_convolution_commutes_with_shifts(kind: str) -> None:
 def test_a_bound_is_for_images_before_the_stride(kind: str, stride: int) -> None:
     layer = made(kind, stride=stride, dtype=torch.float64)
     assert layer.lipschitz_bound(SIZE) == layer.proved((4, *SIZE)).lipschitz
-    for size in ((2, 2), (6, 4), (8, 8)):
-        everywhere = layer.bound_for_every_size()
-        assert everywhere is None or layer.lipschitz_bound(size) <= everywhere * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kind", NEEDS_SIZE)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lipreg"])
 def test_without_a_size_a_bound_is_that_of_the_size_at_construction_or_an_error(kind: str) -> None:
     layer = made(kind)
     assert layer.lipschitz_bound() == layer.lipschitz_bound(SIZE)

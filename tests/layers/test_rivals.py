@@ -166,13 +166,13 @@ def test_cayley_is_orthogonal_even_for_huge_parameters(
 
 def test_soc_truncation_error_bounds_every_number_of_terms() -> None:
     layer = SOCConv2d(4, 4, dtype=torch.float64)
+    norm = skew_norm(layer.derive(torch.float64).detach())
     for terms in (4, 6, 15):
         layer.training_terms = terms
         values = singular_values(layer.train(), (4, 5, 5))
-        error = layer.truncation_error(terms)
-        assert (values - 1).abs().max() <= error
-    assert layer.truncation_error(6) < 1.78
-    assert 1 < layer.lipschitz_bound() <= 1 + NEGLIGIBLE
+        assert (values - 1).abs().max() <= rest_of_series(norm, terms)
+    assert rest_of_series(norm, 6) < 1.78
+    assert 1 < layer.lipschitz_bound((5, 5)) <= 1 + NEGLIGIBLE
 
 
 @pytest.mark.parametrize(("kernel_size", "norm"), [(1, 1.0), (3, 3.0), (5, 5.0)])
@@ -181,7 +181,7 @@ def test_soc_scales_and_starts_its_kernel_as_the_published_layer(kernel_size: in
     assert_close(layer.weight.std().item(), 48**-0.5, rtol=0.05, atol=0)
     kernel = layer.derive(torch.float64).detach()
     assert 0.94 * norm < skew_norm(kernel) <= norm * (1 + 1e-12)  # the squarings overestimate by up to six percent
-    assert layer.truncation_error(layer.evaluation_terms) < NEGLIGIBLE
+    assert rest_of_series(skew_norm(kernel), layer.evaluation_terms) < NEGLIGIBLE
     assert rest_of_series(norm, layer.evaluation_terms - 1) >= NEGLIGIBLE
 
 
@@ -272,7 +272,7 @@ def test_weights_far_apart_in_size_stay_finite() -> None:
 def test_long_series_of_soc_have_a_bound(kernel_size: int, terms: int | None) -> None:
     layer = SOCConv2d(1, 1, kernel_size)
     layer.evaluation_terms = terms or layer.evaluation_terms
-    assert layer.lipschitz_bound() <= 1 + 1e-7
+    assert layer.lipschitz_bound((3, 3)) <= 1 + 1e-7
     with pytest.raises(BronetError, match="kernel_size of SOCConv2d must be at most 501, got 503"):
         SOCConv2d(1, 1, 503)
 

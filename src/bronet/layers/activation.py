@@ -183,15 +183,15 @@ class Block(nn.Sequential):
 
     @one_operation
     def forward(self, x: Tensor) -> Tensor:
-        shift, y = self.shift, self.linear(x)
-        if self.branch_only and self.training:
-            moved: Tensor = self.activation(x + shift(y - x))
-            return moved
-        fuses = isinstance(self.activation, MaxMin) and y.is_cuda and y.dtype != torch.float64
-        if is_traced() or not fuses:
-            plain: Tensor = self.activation(shift(y))
-            return plain
-        physical = batch_last(y)
+        y, branch_only = self.linear(x), self.branch_only and self.training
+        fuses = isinstance(self.activation, MaxMin) and y.is_cuda and y.dtype != torch.float64 and not branch_only
+        if fuses and not is_traced():
+            return self._fused(y)
+        activated: Tensor = self.activation(x + self.shift(y - x) if branch_only else self.shift(y))
+        return activated
+
+    def _fused(self, y: Tensor) -> Tensor:
+        shift, physical = self.shift, batch_last(y)
         flat = physical.contiguous().view(-1, y.shape[1], y.shape[0])
         over_all = shift.mean_over_all if self.training else None
         fused: Tensor = _ShiftedMaxMin.apply(flat, shift.bias.float(), shift.mean_of(flat.detach()), over_all)

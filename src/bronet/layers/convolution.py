@@ -185,10 +185,6 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         """Return the proof of `convolve` in float64 for images of this size; called without gradients."""
 
-    def bound_for_every_size(self) -> float | None:
-        """Return an upper bound on the Lipschitz constant that holds for images of every size, if there is one."""
-        return None
-
     def forward(self, x: Tensor) -> Tensor:
         if self.parts is not None:
             y: Tensor = self.parts(x)
@@ -216,20 +212,13 @@ class Convolution(DerivedLayer[K, T], Generic[K, T]):
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         """Return a proved upper bound on the Lipschitz constant for images of this size, before the stride.
 
-        Without a size: a bound for images of every size where the layer has one, otherwise the bound for the size that
-        was given at construction.
+        Without a size it is that given at construction.
         """
-        if self.parts is not None:
-            return self.parts.lipschitz_bound(input_size)
-        if input_size is None:
-            bound = self.bound_for_every_size()
-            if bound is not None:
-                return bound
-            input_size = self.input_size
-        if input_size is None:
+        size = self.input_size if input_size is None else self._checked_size(input_size)
+        if size is None:
             name = type(self).__name__
             raise BronetError(f"input_size must be given to bound a {name}, whose norm depends on it, got None")
-        return self.proved((self.in_channels, *self._checked_size(input_size))).lipschitz
+        return self.proved((self.in_channels, *size)).lipschitz
 
     def extra_repr(self) -> str:
         mode = f"padding_mode={self.padding_mode!r}" if self.circular else f"padding={self.padding}"

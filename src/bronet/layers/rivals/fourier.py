@@ -196,11 +196,6 @@ class ECOConv2d(FourierConv2d):
         apply, shape = inner.apply, (self.out_channels, *size)
         return replace(inner, apply=lambda x: _on_lattices(apply, x, k), output_shape=shape)
 
-    def bound_for_every_size(self) -> float:
-        """Return the bound on the kernel's own grid, which all others share."""
-        side = self.kernel_size * self.stride
-        return self.proved((self.in_channels, side, side)).lipschitz
-
 
 class SandwichConv2d(FourierConv2d):
     """sqrt(2) A* Psi relu(sqrt(2) Psi^-1 B x + b) with A A* + B B* = I (Wang and Manchester 2023).

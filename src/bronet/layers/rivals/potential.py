@@ -65,6 +65,11 @@ class PotentialConv2d(Convolution[Key, Tensor]):
         self.own_kernel(empty(hidden, self.channels, self.kernel_size, self.kernel_size))
         self.bias = nn.Parameter(empty(hidden))
 
+    def reset_parameters(self) -> None:
+        """Start from normals that keep the variance."""
+        nn.init.kaiming_normal_(self.weight)
+        nn.init.zeros_(self.bias)
+
     @abstractmethod
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
         """Return U in float64 with a proved norm on images of this size."""
@@ -123,8 +128,7 @@ class CPLConv2d(PotentialConv2d):
 
     def reset_parameters(self) -> None:
         """Start from normals that keep the variance, and an estimate of their norm."""
-        nn.init.kaiming_normal_(self.weight)
-        nn.init.zeros_(self.bias)
+        super().reset_parameters()
         nn.init.normal_(self.power_vector)
         if self.power_vector.device.type != "meta":
             self.update_estimate(_FIRST_STEPS)
@@ -149,7 +153,7 @@ class CPLConv2d(PotentialConv2d):
 
     def _estimated(self, dtype: torch.dtype) -> Tensor:
         """Return W over the estimate of its norm, in this precision."""
-        W, v = unit_scaled(self.weight.to(dtype)), self.power_vector.to(dtype)
+        W, v = unit_scaled(self.V(dtype)), self.power_vector.to(dtype)
         estimate = convolve_kept_size(v, W, circular=True).norm() / v.norm()
         # Scaled to a largest entry of one, the norm is at least one: an estimate below is no estimate yet.
         return W / estimate.clamp_min(1.0)
@@ -182,15 +186,14 @@ class SLLConv2d(PotentialConv2d):
 
     def reset_parameters(self) -> None:
         """Start from normals that keep the variance, with equal weights q."""
-        nn.init.kaiming_normal_(self.weight)
-        nn.init.zeros_(self.bias)
+        super().reset_parameters()
         nn.init.zeros_(self.log_q)
 
     def _rescaled(self, dtype: torch.dtype) -> Rescaled:
         """Return the kernel of W T^-1/2, whose input channels are the hidden ones."""
         log_q = self.log_q.to(dtype)
         q = (log_q - log_q.detach().max()).clamp_min(-_WIDEST_LOG_RATIO).exp()
-        return rescaled(self.weight.to(dtype).transpose(0, 1), q)
+        return rescaled(self.V(dtype).transpose(0, 1), q)
 
     def derive(self, key: Key) -> Tensor:
         return self._rescaled(key.precision).kernel.transpose(0, 1)
@@ -198,10 +201,6 @@ class SLLConv2d(PotentialConv2d):
     def bounded_kernel(self, size: tuple[int, int]) -> BoundedKernel:
         kernel, weights = self._rescaled(torch.float64)
         return BoundedKernel(kernel.transpose(0, 1), weighted_sum_norm(kernel, weights))
-
-    @torch.no_grad()
-    def bound_for_every_size(self) -> float:
-        return reflector_norm(up(self.bounded_kernel((1, 1)).norm ** 2))
 
 
 def _step(x: Tensor, U: Tensor, bias: Tensor, convolve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -84,10 +84,6 @@ class AOLConv2d(SpatialConv2d):
     def kernel_norm(self, kernel: Tensor, size: tuple[int, int]) -> float:
         return weighted_sum_norm(kernel, self._rescaled(torch.float64).weights)
 
-    @torch.no_grad()
-    def bound_for_every_size(self) -> float:
-        return weighted_sum_norm(*self._rescaled(torch.float64))
-
 
 class StandardConv2d(SpatialConv2d):
     """x -> K x; arguments as in `Convolution`. Nothing constrains its norm, which is bounded as stored.
@@ -176,11 +172,6 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
         convolve = partial(convolve_kept_size, kernel=kernel, circular=self.circular)
         return _series(embed_channels(x, self.weight.shape[0], dim=1), convolve, terms)[:, : self.out_channels]
 
-    def truncation_error(self, terms: int) -> float:
-        """Return a proved bound on the norm of what the series leaves out after this many terms."""
-        with torch.no_grad():
-            return rest_of_series(skew_norm(self.derive(torch.float64)), terms)
-
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         c, kernel = self.weight.shape[0], self.derive(torch.float64)
         s, terms, channels = skew_norm(kernel), self.evaluation_terms, self.out_channels
@@ -191,10 +182,6 @@ class SOCConv2d(Convolution[torch.dtype, Tensor]):
             return _series(embed_channels(x, c, dim=1), convolve, terms)[:, :channels]
 
         return ProvedMap(apply, (self.out_channels, *size), up(1 + rest_of_series(s, terms)), gain, offset)
-
-    def bound_for_every_size(self) -> float:
-        """Return 1 + the truncation error of evaluation."""
-        return up(1 + self.truncation_error(self.evaluation_terms))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, terms=({self.training_terms}, {self.evaluation_terms})"
