@@ -294,6 +294,11 @@ class ByNumber(nn.Module):
         return x.view(2, 4)  # counts
 
 
+class Rolling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.roll(1, ())  # rolls on
+
+
 class Picking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:1]  # picks
@@ -309,6 +314,7 @@ class Picking(nn.Module):
         (Views(), "writes"),
         (Folding(), "folds"),
         (ByNumber(), "counts"),
+        (Rolling(), "rolls on"),
         (Picking(), "picks"),
     ],
     ids=lambda value: type(value).__name__,

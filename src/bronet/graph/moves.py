@@ -116,7 +116,7 @@ _along("narrow", lambda dim, start, length: dim)
 _along("transpose", lambda dim0, dim1: (dim0, dim1))
 _along("permute", lambda *dims: _listed(dims)[1:])
 _along("flip", lambda *dims: _listed(dims))
-_along("roll", lambda shifts, dims=None: dims)
+_along("roll", lambda shifts, dims=None: None if dims in ((), []) else dims)
 for _name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"):
     _along(_name, lambda *_, **__: ())
 
