@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bronet
-from bronet import BronetError, build_model, certified_radius, certify, l2_pgd, prove
+from bronet import BronetError, Chain, build_model, certified_radius, certify, l2_pgd, prove
 from bronet.certificates.run import certify_run, naive_gap_lipschitz, naive_radius
 from bronet.data import load_dataset
-from bronet.layers import LastLayerNormalized, LipschitzLayer, Normalization
+from bronet.layers import BROLinear, LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import CertifiableModel
 from bronet.recipe.architecture import BRONetArchitecture
@@ -75,6 +75,16 @@ def test_radius_of_a_linear_classifier_is_the_distance_to_the_nearest_boundary()
     radius = certified_radius(model, x)
     assert (radius <= distance.amin(1)).all()
     torch.testing.assert_close(radius, distance.amin(1), rtol=1e-9, atol=1e-12)
+
+
+def test_vectors_of_a_chain_of_vectors_have_radii() -> None:
+    model, vectors = Chain((6,), BROLinear(6, 8), LastLayerNormalized(8, 3)), torch.rand(4, 6)
+    radius = certified_radius(model, vectors)
+    assert (radius > 0).all()
+    assert certified_radius(model, vectors[0]) == pytest.approx(float(radius[0]), rel=1e-9)
+    assert certify(model, vectors).columns["index"] == [0, 1, 2, 3]
+    with pytest.raises(BronetError, match="images must have shape"):
+        certified_radius(model, torch.rand(1, 1, 2, 3))
 
 
 def test_ties_are_not_certified() -> None:

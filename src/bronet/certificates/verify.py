@@ -55,7 +55,6 @@ class Verification:
     """What was confirmed; `largest_difference` is how far below its proof a radius was recorded."""
 
     images: int
-    lipschitz: float
     largest_difference: float
 
 
@@ -118,7 +117,7 @@ def verify_run(
     _confirm("rounding", Rounding(worst=max(rounding), median=median), certificate.rounding)
     if certificate.alignment is not None:  # of gradients, where rounding decides which of two numbers is the larger
         _confirm("alignment", alignment(proof, images), certificate.alignment, relative=NAIVE, absolute=NAIVE)
-    return Verification(len(images), proof.lipschitz, worst)
+    return Verification(len(images), worst)
 
 
 def _confirm_row(row: Row, found: Row) -> None:

@@ -159,7 +159,7 @@ class Chain(CertifiableModel):
                     raise BronetError(f"layer {name} of a Chain {must}: {reason}") from None
 
     @computes_ahead
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k"]:
+    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
         logits: Tensor = self.head(self.layers(images))
         return logits
 
