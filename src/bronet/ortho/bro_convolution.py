@@ -206,8 +206,11 @@ def _moved(x: Float[Tensor, "from c b"], channels: int, source: Window, target: 
 def pixels_first(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     """Return images that lie in memory as (b, h, w, c), in which a CPU convolves; the shape stays.
 
-    On a CPU torch moves the entries of a transposed matrix ten times as fast as those of other permutations.
+    On a CPU torch moves the entries of a transposed matrix ten times as fast as those of other permutations. While a
+    tool of torch follows, the order stays: torch.func cannot ask for one.
     """
+    if is_traced():
+        return x
     pixels, by_batch = x.permute(0, 2, 3, 1), x.permute(2, 3, 1, 0)
     if pixels.is_contiguous() or not _moves_matrices(x):
         return x.contiguous(memory_format=torch.channels_last)
