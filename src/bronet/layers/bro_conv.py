@@ -92,7 +92,7 @@ class BROConv2d(Convolution[_Key, Weights]):
                 y: Tensor = reflection.apply(x, V, geometry)
                 return y
             inverses = _Inverses(self.weight.shape, precision, x.dtype, geometry)
-            return reflect_images(x, V, geometry, inverse=self.prepared(inverses))
+            return reflect_images(x, V, geometry, inverse=self.result_ahead(inverses))
 
     def proved_convolve(self, size: tuple[int, int]) -> ProvedMap:
         windows = Windows.of(size, self.padding, keep_padding=self.keep_padding)

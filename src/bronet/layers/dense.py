@@ -122,7 +122,7 @@ class BROLinear(_Dense[tuple[Tensor, ...]]):
                 V, inverse = self.derived(precision)
             else:
                 V = unit_scaled(self.V(precision))
-                inverse = self.prepared(_Inverse(self.weight.shape, precision, x.dtype, self.ridge))
+                inverse = self.result_ahead(_Inverse(self.weight.shape, precision, x.dtype, self.ridge))
             return batch_first(reflect(batch_last(x), V, inverse, c_out=self.out_features, ridge=self.ridge))
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
@@ -166,7 +166,7 @@ class CholeskyLinear(_Dense[Tensor]):
 
     def forward(self, x: Tensor) -> Tensor:
         precision = self.precision_for(x)
-        W = self.prepared(_CholeskyWeight(self.weight.shape, precision, self.ridge))
+        W = self.result_ahead(_CholeskyWeight(self.weight.shape, precision, self.ridge))
         return product(like_input(self.derived(precision) if W is None else W, x), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:

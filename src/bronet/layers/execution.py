@@ -191,7 +191,7 @@ class DerivedLayer(LipschitzLayer, Generic[K, T]):
         known = self.derivation is not None and self.sees_all_parameters and not self.keeps_derived
         return known and _device_of(self).type == "cuda"
 
-    def prepared(self, derivation: Derivation) -> Tensor | None:
+    def result_ahead(self, derivation: Derivation) -> Tensor | None:
         """Return what was derived ahead if it is this; remember the derivation for the next forward pass."""
         if self.keeps_derived or is_traced():  # torch would take an inverse, which has no gradient, for a constant
             return None
