@@ -5,8 +5,8 @@ from any other place is the published network or is refused. (A manifest beside 
 """
 
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -22,8 +22,6 @@ HOME_VARIABLE = "BRONET_HOME"
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
 HUB = "hf:"
-SOURCES = "src"
-"""Name of the folder above the package in a checkout."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +63,13 @@ def package_home() -> Path:
 def checkout_home() -> Path | None:
     """Return the `weights` folder of the checkout that this package runs from; None for an installed package."""
     sources = Path(__file__).resolve().parents[2]
-    return sources.parent / "weights" if sources.name == SOURCES else None
+    return sources.parent / "weights" if sources.name == "src" else None
 
 
 def user_home() -> Path:
-    """Return the user's own folder of networks: $BRONET_HOME, else the cache folder of the platform."""
-    if chosen := os.environ.get(HOME_VARIABLE):
-        return Path(chosen)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "bronet"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "bronet"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bronet"
+    """Return the user's own folder of networks: $BRONET_HOME, else one in the cache folder."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(HOME_VARIABLE) or Path(cache_home) / "bronet")
 
 
 @cache
@@ -102,19 +95,18 @@ def pretrained_names() -> tuple[str, ...]:
     return tuple(sorted({*packaged_names(), *(network.name for network in published_networks())}))
 
 
-def hugging_face() -> Any:
-    """Return the package huggingface_hub, or raise where it is not installed."""
+@contextmanager
+def hugging_face(repo_id: str) -> Iterator[Any]:
+    """Give the package huggingface_hub; where it is not installed, or the hub does not serve, one line says so."""
     try:
         import huggingface_hub
     except ImportError:
         raise BronetError("the Hugging Face hub needs huggingface_hub; pip install 'bronet[hub]'") from None
-    return huggingface_hub
-
-
-def hub_error(repo_id: str, error: Exception) -> BronetError:
-    """Return what the hub answered, in one line."""
-    reason = " ".join(str(error).split())[:200]
-    return BronetError(f"the Hugging Face hub must be reached for {repo_id}, but: {type(error).__name__}: {reason}")
+    try:
+        yield huggingface_hub
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise BronetError(f"the Hugging Face hub must be reached for {repo_id}, but: {reason}") from None
 
 
 def named_folder(name: str) -> Path:
@@ -123,11 +115,8 @@ def named_folder(name: str) -> Path:
     "hf:owner/name" is one on the Hugging Face hub.
     """
     if name.startswith(HUB):
-        hub, repo_id = hugging_face(), name.removeprefix(HUB)
-        try:
+        with hugging_face(repo_id := name.removeprefix(HUB)) as hub:
             return Path(hub.snapshot_download(repo_id, allow_patterns=[CONFIG, "model.safetensors"]))
-        except Exception as error:
-            raise hub_error(repo_id, error) from None
     if name in packaged_names():
         return package_home() / name
     homes, network = _homes(), _of_the_manifest(name)

@@ -21,7 +21,7 @@ from bronet.files import Json, replace_bytes, replace_text
 from bronet.graph.trace import unwrapped
 from bronet.models import Network
 from bronet.pretrained.network import WEIGHTS, PretrainedConfig, TrainedNetwork, check_weights, class_names, config_text
-from bronet.pretrained.places import CONFIG, hub_error, hugging_face
+from bronet.pretrained.places import CONFIG, hugging_face
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import OwnArchitecture
 from bronet.recipe.schema import DATASETS, DataRecipe, Recipe
@@ -84,14 +84,11 @@ def push_to_hub(network: nn.Module | RunFolder | Path | str, repo_id: str, *, pr
 
     `load_pretrained("hf:owner/name")` reads it again.
     """
-    hub = hugging_face()
     with TemporaryDirectory() as folder:
         save_pretrained(network, folder)
-        try:
+        with hugging_face(repo_id) as hub:
             hub.create_repo(repo_id, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo_id, folder_path=folder))
-        except Exception as error:
-            raise hub_error(repo_id, error) from None
 
 
 def save_rounded(path: Path, model: nn.Module, *, recipe: Recipe) -> None:
