@@ -329,6 +329,16 @@ def test_a_refusal_names_file_and_line(model: nn.Module, word: str) -> None:
     assert __file__ in found.explanation
 
 
+class ByTheirNumber(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.size(0)
+
+
+def test_a_model_that_depends_on_the_number_of_images_is_refused() -> None:
+    with pytest.raises(BronetError, match="ByTheirNumber must compute what is proved of it"):
+        prove(ByTheirNumber(), (4,))
+
+
 def test_what_is_changed_in_place_and_not_used_again_is_read() -> None:
     network, x = prove(Writing(), (4,)), images((4,), 3)
     torch.testing.assert_close(network.logits(x), Writing()(x))
