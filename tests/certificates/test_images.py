@@ -13,9 +13,12 @@ import bronet
 from bronet import BronetError, Chain, build_model, certified_radius, certify, l2_pgd, prove
 from bronet.certificates.run import certify_run, naive_gap_lipschitz, naive_radius
 from bronet.data import load_dataset
+from bronet.graph import network as graph_network
 from bronet.layers import BROLinear, LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import CertifiableModel
+from bronet.ortho import real_dft
+from bronet.proof.proved_map import FLOAT32, executed_in
 from bronet.recipe.architecture import BRONetArchitecture
 from bronet.recipe.schema import DATASETS
 from bronet.report.evidence import read_evidence
@@ -121,6 +124,29 @@ def test_points_of_the_ball_keep_their_class_along_the_steepest_direction(
     step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     moved = images - (1 - 1e-12) * certificate.radius.view(-1, 1, 1, 1) * step
     assert torch.equal(network.logits(moved).argmax(1), certificate.prediction)
+
+
+def test_a_batch_in_parts_has_the_same_radii_whatever_the_number_of_threads(
+    trained: tuple[CertifiableModel, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line of the spectrum as well, and in the arithmetic that the caller has chosen."""
+    model, images, _ = trained
+    threads = torch.get_num_threads()
+    with executed_in(FLOAT32):
+        network = prove(model)
+        whole = network.certify(images)
+        monkeypatch.setattr(real_dft, "_SPECTRUM_AT_ONCE", 1)
+        monkeypatch.setattr(graph_network, "_NUMBERS_AT_ONCE", 7 * 512)
+        assert network.images_at_once == 7
+        try:
+            torch.set_num_threads(3)
+            parts = network.certify(images)
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(threads)
+    assert torch.equal(whole.prediction, parts.prediction)
+    torch.testing.assert_close(parts.radius, whole.radius, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(parts.rounding, whole.rounding, rtol=1e-9, atol=0.0)
 
 
 def test_proof_costs_far_below_one_percent_of_the_naive_radius(

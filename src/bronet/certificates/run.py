@@ -20,9 +20,9 @@ from bronet.data import ImageSet, load_images
 from bronet.errors import BronetError
 from bronet.files import replace_text, require_writable, write_object
 from bronet.graph.model import evaluating
-from bronet.graph.network import ProvedNetwork, prove
+from bronet.graph.network import ProvedNetwork, of_parts, prove
 from bronet.layers import frozen
-from bronet.models import CertifiableModel
+from bronet.models import CertifiableModel, Network
 from bronet.radius import margin_radius
 from bronet.recipe.schema import parse_budget
 from bronet.records import rows_of, write_rows
@@ -159,9 +159,9 @@ class CertifiedImages:
 
 
 def images_at_once(device: torch.device, wanted: int | None = None) -> int:
-    """Return how many images to certify at once, as wanted or else: many keep a GPU busy, few stay in a CPU's cache."""
+    """Return how many images to certify at once, as wanted or else: many keep a GPU and all threads of a CPU busy."""
     if wanted is None:
-        return 50 if device.type == "cpu" else 250
+        return 144 if device.type == "cpu" else 250
     if wanted < 1:
         raise BronetError(f"batch_size must be at least 1, got {wanted}")
     return wanted
@@ -195,7 +195,7 @@ def certify_pixels(
         "correct": labels == proved.prediction,
         "margin": proved.margin,
         "radius": proved.radius,
-        "naive_radius": naive_radius(model, pixels, gap),
+        "naive_radius": naive_radius(model, pixels, gap, at_once=network.images_at_once),
     }
     rows = (replace(row, file=files[row.index] if files else "") for row in rows_of(Row, columns))
     return CertifiedImages(tuple(rows), tuple(proved.rounding.tolist()), tuple(map(tuple, proved.targeted.tolist())))
@@ -264,11 +264,18 @@ def naive_gap_lipschitz(model: nn.Module, network: ProvedNetwork) -> Float[Tenso
 
 @torch.no_grad()
 def naive_radius(
-    model: nn.Module, images: Float[Tensor, "b ..."], gap_lipschitz: Float[Tensor, "k k"]
+    model: nn.Module, images: Float[Tensor, "b ..."], gap_lipschitz: Float[Tensor, "k k"], *, at_once: int | None = None
 ) -> Float[Tensor, " b"]:
-    """Return the literature's radius of the float32 forward in evaluation mode, rounding ignored: not a proof."""
+    """Return the literature's radius of the float32 forward in evaluation mode, rounding ignored: not a proof.
+
+    So many images are computed at once, by default all.
+    """
+    images, at_once = images.to(next(model.parameters()).dtype), at_once or len(images)
     with evaluating(model), frozen(model):
-        logits = model(images.to(next(model.parameters()).dtype))
+        if isinstance(model, Network):
+            logits = torch.cat(of_parts(model, images, at_once))
+        else:  # a forward that is not ours may keep something in its module, so that two threads would meet there
+            logits = torch.cat([model(part) for part in images.split(at_once)])
     return margin_radius(logits, gap_lipschitz).radius
 
 

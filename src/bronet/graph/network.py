@@ -13,9 +13,12 @@ the sum of their squares is all that the joined distances say.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -32,6 +35,12 @@ from bronet.proof.curvature import BentMap
 from bronet.proof.proved_map import Join, ProvedMap, up
 from bronet.proof.spectral import largest_singular_value
 from bronet.radius import targeted_radii
+
+# Numbers of the largest activations that a thread computes at once: they stay in the caches, their memory is kept for
+# the next, and the columns of products are many enough, which a CPU takes by the dozen (docs/speed.md).
+_NUMBERS_AT_ONCE, _DOZEN = 36 * 2**15, 12
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,10 +113,25 @@ class ProvedNetwork:
             values.append(node.proved.apply(*(values[i] for i in node.inputs)))
         return values
 
+    @property
+    def images_at_once(self) -> int:
+        """How many images are best computed at once: by a GPU, or by one thread of a CPU."""
+        if self.device.type != "cpu":
+            return 250
+        widest = max(
+            math.prod(shape) for shape in (self.image_shape, *(node.proved.output_shape for node in self.nodes))
+        )
+        few = max(1, _NUMBERS_AT_ONCE // widest)
+        return few - few % _DOZEN if few > _DOZEN else few
+
     @torch.no_grad()
     def certify(self, images: Shaped[Tensor, "b ..."]) -> ProvedBatch:
-        """Return prediction and proved radius of every image."""
-        values = {0: self._checked(images)}
+        """Return prediction and proved radius of every image; large batches are taken in parts."""
+        parts = of_parts(self._certify, self._checked(images), self.images_at_once)
+        return ProvedBatch(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(ProvedBatch)))
+
+    def _certify(self, images: Float[Tensor, "b ..."]) -> ProvedBatch:
+        values = {0: images}
         budgets = {0: Budget.of_images(values[0])}
         for value, node in enumerate(self.nodes, start=1):
             taken = Budget.together([budgets[i] for i in node.inputs], node.proved.join)
@@ -199,6 +223,25 @@ def shape_for(model: nn.Module, shape: tuple[int, ...] | None, name: str = "imag
         sides = "two sides" if len(model.image_shape) == IMAGE_AXES else "no sides"
         raise BronetError(f"images must have {model.image_shape[0]} channels and {sides}, got shape {wanted}")
     return wanted
+
+
+@torch.no_grad()
+def of_parts(compute: Callable[[Tensor], T], images: Float[Tensor, "b ..."], at_once: int) -> list[T]:
+    """Return what is computed of the parts of a batch, on a CPU in as many threads as torch may use there.
+
+    Threads that divide one product between them wait for one another after each; with images of their own they do not.
+    """
+    threads = torch.get_num_threads()
+    if images.device.type != "cpu" or threads == 1 or len(images) < threads * min(at_once, _DOZEN):
+        return [compute(part) for part in images.split(at_once)]
+    count = -(-len(images) // (at_once * threads)) * threads
+    alone = torch.no_grad()(compute)  # each thread has a mode of its own
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            tasks = [pool.submit(copy_context().run, alone, part) for part in images.tensor_split(count)]
+            return [task.result() for task in tasks]
+    finally:
+        torch.set_num_threads(threads)  # which threads that begin later take over
 
 
 _Row = tuple[float, ...]

@@ -91,7 +91,8 @@ def joined_constant(constants: Sequence[float], join: Join) -> float:
 
 def norm_rounded_up(x: Tensor) -> Float[Tensor, " b"]:
     """Return an upper bound on the norm of every image's activations."""
-    norm = torch.linalg.vector_norm(x, dim=tuple(range(1, x.ndim)))  # in the order of its memory: flattening would copy
+    # In the order of its memory, as flattening would copy; a CPU takes half as long for this as for `vector_norm`.
+    norm = x.square().sum(dim=tuple(range(1, x.ndim))).sqrt()
     return norm * (1 + gamma_of_proof(x.shape[1:].numel() + 2)) + NORM_UNDERFLOW
 
 
