@@ -259,7 +259,7 @@ def test_a_run_without_data_is_served_for_uploads(site: Site) -> None:
     shown = site.ask(COLOURS).json
     assert shown["labels"] == []
     assert shown["sheet"] is None
-    assert "mine must be in" in shown["remark"]
+    assert "mine must be the folder" in shown["remark"]
     assert shown["classes"] == ["class 0", "class 1", "class 2"]
 
 
