@@ -122,22 +122,18 @@ class _Conversion:
         self.new.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         for node in self.new.nodes:
             _fuse(node)
-        used = {node.target for node in self.new.nodes if node.op == "get_attr"}
-        root: dict[str, Any] = {name: value for name, value in self.root.items() if name in used}
         calls = [node for node in self.new.nodes if node.op == "call_module"]
         for position, node in enumerate(calls, start=-1):
             node.target = "normalization" if position < 0 else f"{position}_{_word(node.meta['path'])}"
-            root[node.target] = node.meta["layer"]
-        return fx.GraphModule(root, self.new, "Layers")
+            self.root[node.target] = node.meta["layer"]
+        return fx.GraphModule(self.root, self.new, "Layers")
 
     def _end(self, node: fx.Node) -> None:
-        shape, weight = shapes_of(node)[0], node.args[1]
+        (shape,), value = shapes_of(node), node.meta["value"]
         if len(shape) != 1:
             taken = f"got activations of shape {tuple(shape)}"
             raise BronetError(f"{name_of(node)}: a Linear must follow a Flatten to be converted, {taken}")
-        assert isinstance(weight, fx.Node)
-        classes, features = weight.meta["value"].shape
-        self.head = LastLayerNormalized(features, classes)
+        self.head = LastLayerNormalized(shape[0], value.shape[1])
         self.changes.append(f"{name_of(node)}: Linear becomes LastLayerNormalized")
         self.new.output(self.made[node.all_input_nodes[0]])
 

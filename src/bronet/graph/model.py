@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from bronet.errors import BronetError
 from bronet.graph import linear, moves
 from bronet.graph.operations import RULES
-from bronet.graph.trace import is_single, traced, where
+from bronet.graph.trace import first_line, is_single, traced, where
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.compose import Parallel, Residual
@@ -155,8 +155,7 @@ class Chain(CertifiableModel):
                     x = layer(x)
                 except (BronetError, RuntimeError) as error:
                     must = f"must take activations of shape {tuple(x.shape[1:])}"
-                    reason = str(error).partition("\n")[0]
-                    raise BronetError(f"layer {name} of a Chain {must}: {reason}") from None
+                    raise BronetError(f"layer {name} of a Chain {must}: {first_line(error)}") from None
 
     @computes_ahead
     def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
