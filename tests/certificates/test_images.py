@@ -17,7 +17,7 @@ from bronet.graph import network as graph_network
 from bronet.layers import BROLinear, LastLayerNormalized, LipschitzLayer, Normalization
 from bronet.layers.shape import Flatten
 from bronet.models import CertifiableModel
-from bronet.ortho import real_dft
+from bronet.proof import reflector
 from bronet.proof.proved_map import FLOAT32, executed_in
 from bronet.recipe.architecture import BRONetArchitecture
 from bronet.recipe.schema import DATASETS
@@ -135,7 +135,7 @@ def test_a_batch_in_parts_has_the_same_radii_whatever_the_number_of_threads(
     with executed_in(FLOAT32):
         network = prove(model)
         whole = network.certify(images)
-        monkeypatch.setattr(real_dft, "_SPECTRUM_AT_ONCE", 1)
+        monkeypatch.setattr(reflector, "_SPECTRUM_AT_ONCE", 1)
         monkeypatch.setattr(graph_network, "_NUMBERS_AT_ONCE", 7 * 512)
         assert network.images_at_once == 7
         try:

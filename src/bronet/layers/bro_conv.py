@@ -27,7 +27,7 @@ from bronet.ortho.bro_convolution import (
     reflector_inverses,
 )
 from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, training_form
-from bronet.ortho.real_dft import filtered, is_dense, rows_of_channels, spectrum_blocks
+from bronet.ortho.real_dft import is_dense, rows_of_channels, spectrum_blocks
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
 from bronet.proof.proved_map import Product, ProvedMap, gamma, norm_of_products, rounding_of_products, up
 from bronet.proof.reflector import FourierFrame, factor_norm, orthonormal_factor, reflector_norm
@@ -112,7 +112,7 @@ class BROConv2d(Convolution[_Key, Weights]):
 
         def apply(x: Tensor) -> Tensor:
             pixels = pixels_of(x)
-            v = filtered(frame.source, frame.target, pixels, lambda part, u: Q_out[part] @ (Q_in[part].mT @ u))
+            v = frame.filtered(pixels, lambda part, u: Q_out[part] @ (Q_in[part].mT @ u))
             return images_of(torch.add(embed_image(pixels, geometry), v, alpha=-2), windows.target)
 
         bound = reflector_norm(up(Q_norm**2 * frame.norm**2))

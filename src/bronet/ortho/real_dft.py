@@ -16,7 +16,6 @@ phase of a kernel, so its middle tap lies at the origin there, which the block r
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +28,6 @@ from bronet.ortho.products import is_traced, memoized, product
 # Pixels of the grid up to which the dense form is used, by device type (docs/speed.md has the measurement): a matrix
 # unit makes the dense form's extra arithmetic free for longer.
 DENSE_GRID_PIXELS = {"cpu": 64, "cuda": 400}
-
-# Bytes of a spectrum that a core's second cache holds: so much is transformed, multiplied and transformed back at once.
-_SPECTRUM_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -116,30 +112,6 @@ class SeparableDFT(_Products):
 
 
 RealDFT = DenseDFT | SeparableDFT
-
-
-def filtered(
-    source: RealDFT,
-    target: RealDFT,
-    x: Float[Tensor, "pixels c b"],
-    act: Callable[[slice, Float[Tensor, "f two_c b"]], Float[Tensor, "f two_k b"]],
-) -> Float[Tensor, "pixels_out k b"]:
-    """Return D_target' W D_source x, where `act(part, u)` is W u at a part of the frequencies.
-
-    A CPU takes a large separable spectrum in parts, a few height frequencies each, so that it stays in the cache. The
-    products are the same, and so are their sums.
-    """
-    at_once = x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced()
-    if at_once or isinstance(source, DenseDFT) or isinstance(target, DenseDFT):
-        return target.synthesis(act(slice(None), source.analysis(x)))
-    (_, c, b), lines, across = x.shape, source.height.shape[0] // 2, source.width.shape[0] // 2
-    size = max(1, _SPECTRUM_AT_ONCE // (2 * across * c * b * x.element_size()))
-    undone = []
-    for first, along_height in zip(range(0, lines, size), source.lines(x).split(size), strict=True):
-        u = product(source.width, along_height).view(-1, 2 * c, b)
-        v = act(slice(first * across, first * across + len(u)), u)
-        undone.append(product(target.width.mT, v.view(len(along_height), 2 * across, -1)))
-    return product(target.height.mT, torch.cat(undone).view(2 * lines, -1)).view(-1, v.shape[1] // 2, b)
 
 
 def is_dense(grid: tuple[int, int], device: torch.device) -> bool:

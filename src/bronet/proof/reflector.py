@@ -9,6 +9,7 @@ which cannot raise a norm.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +18,17 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.ortho.bro_convolution import Windows
-from bronet.ortho.real_dft import RealDFT, Window, is_dense, real_dft
+from bronet.ortho.products import is_traced
+from bronet.ortho.real_dft import DenseDFT, RealDFT, Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled, with_ridge
 from bronet.proof.proved_map import Product, up
 from bronet.proof.spectral import absolute_norm, gram_error, largest_eigenvalue, largest_singular_value
+
+# Bytes of a spectrum that a core's second cache holds: so much is transformed, multiplied and transformed back at once.
+_SPECTRUM_AT_ONCE = 2**20
+
+Act = Callable[[slice, Float[Tensor, "f two_c b"]], Float[Tensor, "f two_k b"]]
+"""What is done to a part of a spectrum: W u, for some of the frequencies in order."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,25 @@ class FourierFrame:
         # Both windows are cut from one stored D, so that a layer is a compression of one operator, exactly.
         source, target = whole.cropped(windows.source), whole.cropped(windows.target)
         return cls(source, target, dense, tuple(largest_singular_value(factor) for factor in whole.factors()))
+
+    def filtered(self, x: Float[Tensor, "pixels c b"], act: Act) -> Float[Tensor, "pixels_out k b"]:
+        """Return D_target' W D_source x, where `act(part, u)` is W u at a part of the frequencies.
+
+        A CPU takes a large separable spectrum in parts, a few height frequencies each, so that it stays in the cache.
+        The products are the same, and so are their sums.
+        """
+        source, target = self.source, self.target
+        at_once = x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced()
+        if at_once or isinstance(source, DenseDFT) or isinstance(target, DenseDFT):
+            return target.synthesis(act(slice(None), source.analysis(x)))
+        (_, c, b), lines, across = x.shape, source.height.shape[0] // 2, source.width.shape[0] // 2
+        size = max(1, _SPECTRUM_AT_ONCE // (2 * across * c * b * x.element_size()))
+        undone = []
+        for first, along_height in zip(range(0, lines, size), source.lines(x).split(size), strict=True):
+            u = (source.width @ along_height).view(-1, 2 * c, b)
+            v = act(slice(first * across, first * across + len(u)), u)
+            undone.append(target.width.mT @ v.view(len(along_height), 2 * across, -1))
+        return (target.height.mT @ torch.cat(undone).view(2 * lines, -1)).view(-1, v.shape[1] // 2, b)
 
     @property
     def norm(self) -> float:
