@@ -137,7 +137,7 @@ def published(
 
 @app.command()
 def scaling(*, device: DeviceOption = "auto", repeats: Repeats = 5, out: Out = None) -> None:
-    """Measure how one layer's time and memory grow. With batch, channels, image size and rank.
+    """Measure how one layer's time and memory grow. With batch, channels, image size, rank and kernel.
 
     Example:  python -m lab bench scaling --repeats 3
 

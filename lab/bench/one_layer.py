@@ -2,8 +2,9 @@
 
 Timed is a training step, with the parameter transform. On a GPU the layer is that of BRONet-M (512 channels, 16 x 16,
 rank 128, batch 256), on a CPU a smaller one; where orthogonium is installed its AOC convolution is measured too. Growth
-is measured with batch, width, image size and rank, each varied alone: the exponent is the slope of a straight line in
-logarithms, and the floor counts the least bytes and operations of the real form (docs/speed.md).
+is measured with batch, width, image size and rank, on a CPU with the kernel's size as well, each varied alone: the
+exponent is the slope of a straight line in logarithms, and the floor counts the least bytes and operations of the real
+form (docs/speed.md).
 """
 
 import importlib.util
@@ -25,18 +26,22 @@ from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.report.figures import COLOURS, GRID, QUIET, figure_bytes
 from lab.bench.timing import TimingRow, timing_row
 
+KERNEL = 3
+
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What is measured: channels, rank, image side and batch."""
+    """What is measured: channels, rank, image side, batch and taps per axis."""
 
     channels: int
     rank: int
     size: int
     batch: int
+    kernel: int = KERNEL
 
     def __str__(self) -> str:
-        return f"{self.channels} channels, rank {self.rank}, {self.size} x {self.size}, batch {self.batch}"
+        taps = "" if self.kernel == KERNEL else f", {self.kernel} x {self.kernel} taps"
+        return f"{self.channels} channels, rank {self.rank}, {self.size} x {self.size}, batch {self.batch}{taps}"
 
 
 CPU_SHAPE = LayerShape(channels=64, rank=16, size=32, batch=32)
@@ -111,9 +116,14 @@ AXES: dict[str, dict[str, tuple[int, ...]]] = {
         "size": (8, 16, 24, 32),
         "rank": (32, 64, 128, 256),
     },
-    "cpu": {"batch": (8, 16, 32), "channels": (32, 64, 128), "size": (8, 16, 32), "rank": (4, 16, 32)},
+    "cpu": {
+        "batch": (8, 16, 32, 64),
+        "channels": (32, 64, 128, 256),
+        "size": (16, 32, 64, 128),
+        "rank": (4, 8, 16, 32),
+        "kernel": (3, 5, 7, 9),
+    },
 }
-KERNEL = 3
 # One H200, measured: bytes per second of a copy and bf16 operations per second of a large product.
 BANDWIDTH, OPERATIONS = 4.3e12, 790e12
 
@@ -136,7 +146,7 @@ def at(base: LayerShape, axis: str, value: int) -> LayerShape:
 def _point(shape: LayerShape, axis: str, device: torch.device, repeats: int) -> TimingRow:
     forget_earlier_memory(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    conv = BROConv2d(shape.channels, shape.channels, KERNEL, rank=shape.rank, residual_depth=12, device=device)
+    conv = BROConv2d(shape.channels, shape.channels, shape.kernel, rank=shape.rank, residual_depth=12, device=device)
     x = torch.randn(shape.size, shape.size, shape.channels, shape.batch, device=device, dtype=dtype)
     return timing_row(
         training_step(conv, x.permute(3, 2, 0, 1)),

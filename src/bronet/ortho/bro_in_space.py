@@ -20,10 +20,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bronet.ortho.bro_convolution import Geometry, pixels_first
-from bronet.ortho.products import memoized
+from bronet.ortho.products import is_traced, memoized
 from bronet.ortho.real_dft import autocorrelation, half_basis, tap_shifts
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of
+
+# Half as many as a processor multiplies at once.
+_FEW_CHANNELS = 8
 
 
 class SpatialFactors(NamedTuple):
@@ -104,13 +107,23 @@ def _reflected(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, p and the spectrum of p."""
     adjoint, grid = factors.adjoint.to(x.dtype), geometry.windows.source.grid
-    z = F.conv2d(x, adjoint, padding=adjoint.shape[-1] - 1)
+    z = _analysed(x, adjoint)
     Z = torch.fft.rfft2(z.to(factors.inverse.real.dtype).contiguous(), s=grid)
     solved = (_by_frequency(Z) @ factors.inverse.mT).flatten(1).mT.reshape(Z.shape)
     p = torch.fft.irfft2(solved, s=grid)[..., : z.shape[-2], : z.shape[-1]]
     p = p.to(x.dtype).contiguous(memory_format=torch.channels_last)
     v = F.conv2d(p, factors.minus_twice.to(x.dtype))
     return v.add_(embed_channels(x, v.shape[1], dim=1)), p, solved
+
+
+def _analysed(x: Float[Tensor, "b c h w"], kernel: Float[Tensor, "n c k k"]) -> Float[Tensor, "b n h_out w_out"]:
+    """Return V* x; few channels for two neighbouring pixels at once, which otherwise leave half a register empty."""
+    n, _, k, _ = kernel.shape
+    if n > _FEW_CHANNELS or (x.shape[3] + k - 1) % 2 or is_traced():
+        return F.conv2d(x, kernel, padding=k - 1)
+    neighbours = _in_order(torch.cat((F.pad(kernel, (0, 1)), F.pad(kernel, (1, 0)))))
+    z = F.conv2d(x, neighbours, stride=(1, 2), padding=k - 1)
+    return z.permute(0, 2, 3, 1).reshape(len(x), z.shape[2], -1, n).permute(0, 3, 1, 2)
 
 
 def _in_order(kernel: Tensor) -> Tensor:
