@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from bronet.errors import BronetError
 from bronet.graph import linear, moves
 from bronet.graph.counterparts import COUNTERPARTS, KNOWN, Step
-from bronet.graph.model import CertifiableModel, computes_ahead
+from bronet.graph.model import CertifiableModel
 from bronet.graph.operations import RULES
 from bronet.graph.trace import copy_of, kind_of, name_of, shapes_of, traced, unwrapped, where
 from bronet.layers import Bias, Block, Centring, Head, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
@@ -33,11 +32,6 @@ class Converted(CertifiableModel):
     ) -> None:
         super().__init__(image_shape)
         self.layers, self.head, self.changes = layers, head, tuple(changes)
-
-    @computes_ahead
-    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
-        logits: Tensor = self.head(self.layers(images))
-        return logits
 
 
 def convert(

@@ -48,9 +48,11 @@ def computes_ahead(forward: Callable[[M, Tensor], Tensor]) -> Callable[[M, Tenso
 class CertifiableModel(nn.Module):
     """A network with a constant for its losses: images (b, c, h, w) in [0, 1] to logits (b, k), the head last.
 
-    Subclasses define an ordinary forward. Proofs need no such class: `bronet.prove(model, shape)` takes any module.
+    Subclasses have `layers` or an ordinary forward of their own. Proofs need no such class: `bronet.prove` takes any
+    module.
     """
 
+    layers: nn.Module
     head: Head
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
@@ -58,6 +60,11 @@ class CertifiableModel(nn.Module):
         self.image_shape = image_shape
         self.classes: tuple[str, ...] = ()
         """Names of the classes in the order of the logits, where they are known."""
+
+    @computes_ahead
+    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
+        logits: Tensor = self.head(self.layers(images))
+        return logits
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.parameters())
@@ -75,13 +82,11 @@ class CertifiableModel(nn.Module):
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the network as a folder with config.json and model.safetensors; see `bronet.save_pretrained`."""
-        path: Path = _pretrained().save_pretrained(self, folder)
-        return path
+        return Path(_pretrained().save_pretrained(self, folder))
 
     def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
         """Upload the network to the Hugging Face hub; see `bronet.push_to_hub`."""
-        address: str = _pretrained().push_to_hub(self, repo_id, private=private)
-        return address
+        return str(_pretrained().push_to_hub(self, repo_id, private=private))
 
     @classmethod
     def from_pretrained(cls, what: Path | str) -> "CertifiableModel":
@@ -156,11 +161,6 @@ class Chain(CertifiableModel):
                 except (BronetError, RuntimeError) as error:
                     must = f"must take activations of shape {tuple(x.shape[1:])}"
                     raise BronetError(f"layer {name} of a Chain {must}: {first_line(error)}") from None
-
-    @computes_ahead
-    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b k"]:
-        logits: Tensor = self.head(self.layers(images))
-        return logits
 
 
 Parts = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]

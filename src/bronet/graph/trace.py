@@ -300,7 +300,7 @@ def _users_line() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, __file__)):
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return "" if file.startswith(_HERE) and not file.endswith("model.py") else _line(file, frame.f_lineno)
+    return "" if file.startswith(_HERE) else _line(file, frame.f_lineno)
 
 
 def _line(file: str, number: int) -> str:
