@@ -147,6 +147,16 @@ def test_a_file_says_what_it_is_and_stays_short(path: Path) -> None:
     assert path.name not in VAGUE_NAMES
 
 
+def test_public_names_are_unique_and_no_rooms() -> None:
+    named: dict[str, list[str]] = {room_of(path): ["a room"] for path in FILES}
+    for path in FILES:
+        if room_of(path) not in {"cli", "__main__"}:  # a command is called like the function that it calls
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                    named.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: places for name, places in named.items() if len(places) > 1} == {}
+
+
 def test_there_is_one_training_loop() -> None:
     """A step of an optimiser or a backward pass within a loop would be another one."""
     loops, calls = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp), {"step", "backward"}

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from bronet.bench.timing import GIB, hardware_name
+from bronet.bench.timing import hardware_name
 from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.models import build_model
 from bronet.recipe import dataset_spec, named_recipe
+from bronet.wording import GIB
 from lab.bench.timing import TimingRow
 
 

@@ -19,7 +19,7 @@ from bronet.errors import BronetError
 from bronet.files import read_object, replace_bytes
 from bronet.recipe import Recipe, differing_keys
 from bronet.recipe.architecture import NAMED
-from bronet.recipe.text import flatten
+from bronet.recipe.text import dotted
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder, open_run
 from lab.bench import csv_text
@@ -238,7 +238,7 @@ def _changed(run: RunFolder, base: Path) -> str:
             f"runs to compare must hold out the same images, got {theirs.data.held_out} of {theirs.data.name} "
             f"in {base} and {mine.data.held_out} of {mine.data.name} in {run.path}"
         )
-    new, old = flatten(as_plain(mine)), flatten(as_plain(theirs))
+    new, old = dotted(as_plain(mine)), dotted(as_plain(theirs))
     keys = [key for key in differing_keys(mine, theirs) if key != NAME_KEY]
     if keys:
         return "; ".join(f"{key}: {_value(old.get(key))} -> {_value(new.get(key))}" for key in keys)

@@ -12,6 +12,7 @@ NEARLY_ONE = 1e-6
 LONG = 10**BOUND_DIGITS
 """A bound from here on is shown with an exponent."""
 MINUTE = 60
+GIB = 2**30
 ABSENT = "–"
 _SHORT_WORD = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bronet.attack.network import MAX_RECORDINGS, ORDINARY_CALLS, Recorded, Recorder, Work, in_half_precision, recorded
+from bronet.attack.network import (
+    MAX_RECORDINGS,
+    ORDINARY_CALLS,
+    Recorded,
+    Recorder,
+    Work,
+    in_half_precision,
+    recorded_on_gpu,
+)
 from bronet.attack.search import l2_pgd
 from bronet.layers import frozen
 from bronet.models import CertifiableModel, build_model
@@ -136,7 +144,7 @@ def test_work_is_recorded_on_the_device_it_runs_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr("bronet.attack.network._recording_stream", lambda place: f"stream of {place}")
     place = torch.device("cuda", 1)
-    recorded(network(), place).new_recorder()(lambda: None)
+    recorded_on_gpu(network(), place).new_recorder()(lambda: None)
     assert asked == [place, "stream of cuda:1"]
 
 
@@ -165,7 +173,7 @@ def test_a_cuda_graph_gives_what_the_network_gave(half: bool) -> None:
     model = network("cuda")
     with frozen(model):
         plain = in_half_precision(model) if half else model
-        replayed = recorded(plain, torch.device("cuda"))
+        replayed = recorded_on_gpu(plain, torch.device("cuda"))
         with torch.no_grad():  # one size is recorded before its first gradient
             for _ in range(ORDINARY_CALLS + 1):
                 replayed(images(7, device="cuda"))
@@ -187,5 +195,5 @@ def test_a_search_finds_the_same_through_a_recording() -> None:
     pixels, labels = images(16, device="cuda"), torch.zeros(16, dtype=torch.int64, device="cuda")
     with frozen(model):
         own = l2_pgd(model, pixels, labels, eps=0.5, steps=30)
-        ours = l2_pgd(recorded(model, torch.device("cuda")), pixels, labels, eps=0.5, steps=30)
+        ours = l2_pgd(recorded_on_gpu(model, torch.device("cuda")), pixels, labels, eps=0.5, steps=30)
     assert (own.images - ours.images).abs().amax() <= 1e-3

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from bronet.cli import ExitStatus, app
 from bronet.recipe import named_recipe, to_text
-from bronet.recipe.text import flatten
+from bronet.recipe.text import dotted
 from bronet.records import as_plain
 from ledger import Tell
 
@@ -48,7 +48,7 @@ OPTIONS = (
 )
 CHOICES = ("--device", "--split", "--norm", "--attack", "--format")
 SWITCHES = ("--resume", "--overwrite", "--targeted", "--naive", "--download", "--track", "--fsdp", "--deterministic")
-SETTINGS = [key for key, value in flatten(as_plain(named_recipe(QUICK))).items() if isinstance(value, int | float)]
+SETTINGS = [key for key, value in dotted(as_plain(named_recipe(QUICK))).items() if isinstance(value, int | float)]
 
 
 def wrong_line(draw: random.Random) -> list[str]:

@@ -34,7 +34,7 @@ from bronet.report.evidence import read_evidence
 from bronet.run.attack_rows import AttackPlan
 from bronet.run.folder import open_run
 from bronet.run.weights import load_model
-from bronet.training import train
+from bronet.training import train_recipe
 from bronet.web.picture import read_upload
 from generated_images import class_folders, encoded
 from lab.publish import publish
@@ -116,7 +116,7 @@ def _upload(folder: Path) -> None:
 
 
 def _resume(folder: Path) -> None:
-    train(open_run(folder / "run").recipe, folder / "run", resume=True, progress=False)
+    train_recipe(open_run(folder / "run").recipe, folder / "run", resume=True, progress=False)
 
 
 def _goes_on(folder: Path) -> None:

@@ -15,7 +15,7 @@ from bronet.data import ImageSet, MixedBatches, ResidentStream
 from bronet.models import CertifiableModel, build_model
 from bronet.recipe import Recipe, dataset_spec, named_recipe, override
 from bronet.run.weights import FORMAT_KEY
-from bronet.training import train
+from bronet.training import train_recipe
 from bronet.training.checkpoint import CHECKSUM, checksum
 from bronet.training.run import split_images
 
@@ -31,7 +31,7 @@ def _trained() -> Path:
     home = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     recipe = override(named_recipe("digits/quickstart"), list(SETTINGS))
-    return train(recipe, home / "run", device="cpu", progress=False, command="test").path
+    return train_recipe(recipe, home / "run", device="cpu", progress=False, command="test").path
 
 
 def train_tiny_run(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from bronet.recipe import named_recipe, override
-from bronet.training import train
+from bronet.training import train_recipe
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 SMALL = [
@@ -36,7 +36,7 @@ def alone(folder: Path, *values: str) -> None:
     """Train in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    train(override(named_recipe("digits/quickstart"), [*SMALL, *values]), folder, progress=False)
+    train_recipe(override(named_recipe("digits/quickstart"), [*SMALL, *values]), folder, progress=False)
     torch.set_num_threads(threads)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bronet import Chain, prove
 from bronet.layers import Bias, Centring, Flatten, LastLayerNormalized, LipschitzLayer, MaxMin, Normalization
 from bronet.layers.lipnext import Position
-from bronet.proof.proved_map import FLOAT32, FLOAT64, Product, ProvedMap, executed_in, linear
+from bronet.proof.proved_map import FLOAT32, FLOAT64, Product, ProvedMap, executed_in, linear_map
 
 SIZES = [1e-40, 1e-100, 1e-154, 1e-170, 1e-250, 1e-300]
 IMAGES = 50
@@ -113,7 +113,7 @@ def test_what_underflows_in_a_product_is_counted_where_the_next_one_enlarges_it(
     down = torch.diag(torch.full((3,), 10.0**-exponent, dtype=torch.float64))
     back = torch.diag(torch.full((3,), 10.0**exponent, dtype=torch.float64))
     products = [Product(norm, norm, 3) for norm in (10.0**-exponent * 1.01, 10.0**exponent * 1.01)]
-    proved = linear(lambda x: (x @ down) @ back, (3,), products, 1.03)
+    proved = linear_map(lambda x: (x @ down) @ back, (3,), products, 1.03)
     x = torch.rand(IMAGES, 3, dtype=torch.float64) * 10.0 ** -(308 - exponent)
     scale = Fraction(10.0**-exponent) * Fraction(10.0**exponent)
     exact = [[Fraction(entry) * scale for entry in row] for row in x.tolist()]
@@ -123,8 +123,8 @@ def test_what_underflows_in_a_product_is_counted_where_the_next_one_enlarges_it(
 
 def test_growth_behind_an_underflow_can_take_the_radius() -> None:
     """Where more could be lost than a margin, nothing is certified: what was once assumed is enforced."""
-    small = linear(lambda x: x, (3,), [Product(1e-200, 1e-200, 3)], 1e-200)
-    large = linear(lambda x: x, (3,), [Product(1e-200, 1e-200, 3), Product(1e280, 1e280, 3)], 1e80)
+    small = linear_map(lambda x: x, (3,), [Product(1e-200, 1e-200, 3)], 1e-200)
+    large = linear_map(lambda x: x, (3,), [Product(1e-200, 1e-200, 3), Product(1e280, 1e280, 3)], 1e80)
     assert small.offset < 1e-270
     assert large.offset > 1e8
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bronet.cli import ExitStatus
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
-from bronet.training import train
+from bronet.training import train_recipe
 from lab.bench import csv_text
 from lab.commands import app
 from lab.tables.tuning import (
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuning")
     recipe = named_recipe("digits/quickstart")
     for name, settings in (("base", BASE), ("slow", [*BASE, "optim.lr=5e-4", "name=mine/slow"])):
-        train(override(recipe, settings), folder / name, progress=False, command="test")
+        train_recipe(override(recipe, settings), folder / name, progress=False, command="test")
     return folder
 
 

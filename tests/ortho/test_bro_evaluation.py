@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from bronet.ortho import products
 from bronet.ortho.bro_by_frequency import FrequencyReflection
-from bronet.ortho.bro_convolution import Geometry, Windows, batch_last, pixels_first, reflect_images
+from bronet.ortho.bro_convolution import Geometry, Windows, contiguous_batch_last, pixels_first, reflect_images
 from bronet.ortho.bro_evaluation import (
     ByFactor,
     ByFrequency,
@@ -146,10 +146,10 @@ def test_another_memory_order_holds_the_same_numbers(order: tuple[int, ...]) -> 
     x = draw(*shape[list(order)].tolist()).permute(*torch.tensor(order).argsort().tolist())
     assert pixels_first(x).is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(pixels_first(x), x)
-    assert batch_last(x).is_contiguous()
-    assert torch.equal(batch_last(x).permute(3, 2, 0, 1), x)
+    assert contiguous_batch_last(x).is_contiguous()
+    assert torch.equal(contiguous_batch_last(x).permute(3, 2, 0, 1), x)
     y = x.clone().requires_grad_()
-    assert torch.equal(torch.autograd.grad((batch_last(y) * batch_last(x)).sum(), y)[0], x)
+    assert torch.equal(torch.autograd.grad((contiguous_batch_last(y) * contiguous_batch_last(x)).sum(), y)[0], x)
 
 
 def test_reflecting_images_does_not_depend_on_their_memory_order() -> None:

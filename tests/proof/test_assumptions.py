@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet import BronetError, certified_radius, check, prove
-from bronet.graph.checking import Verdict
+from bronet.graph.checking import ModelVerdict
 from bronet.layers import (
     CONVOLUTIONS,
     Bias,
@@ -182,7 +182,7 @@ def test_a_forward_that_is_not_the_layers_own_is_refused() -> None:
         with pytest.raises(BronetError, match=words):
             prove(model)
         checked = check(model)
-        assert checked.verdict != Verdict.CERTIFIABLE
+        assert checked.verdict != ModelVerdict.CERTIFIABLE
         assert not checked.certifiable
 
 

@@ -12,7 +12,7 @@ from bronet.errors import BronetError
 from bronet.files import sealed
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import create_run, open_run
-from bronet.training import train
+from bronet.training import train_recipe
 from bronet.training.run import describe_run, source_commit
 from generated_images import class_folders
 
@@ -101,7 +101,7 @@ def test_a_run_remembers_the_names_of_its_own_classes(tmp_path: Path) -> None:
     shape = ["data.name=pets", "data.channels=3", "data.height=64", "data.width=64", "data.classes=3"]
     small = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "train.batch_size=4"]
     recipe = override(named_recipe("cifar10/bronet-small"), [*shape, *small, "train.epochs=1", "optim.warmup_epochs=0"])
-    run = train(recipe, tmp_path / "run", data_dir=tmp_path, progress=False)
+    run = train_recipe(recipe, tmp_path / "run", data_dir=tmp_path, progress=False)
     assert run.classes() == ("ant", "bee", "cat")
     assert len(certify_run(run.path, data_dir=tmp_path).rows) == 3
     shutil.rmtree(pets / "train")

@@ -16,7 +16,7 @@ from bronet.errors import BronetError
 from bronet.recipe import Recipe, named_recipe, override, to_text
 from bronet.run.folder import RunFolder
 from bronet.run.weights import load_weights, save_weights, stored_recipe, write_tensors
-from bronet.training import train
+from bronet.training import train_recipe
 from bronet.training.checkpoint import Checkpoints
 from bronet.training.distributed import Processes
 from bronet.training.optimizers import Optimizer, build_optimizer
@@ -274,12 +274,12 @@ def test_a_checkpoint_with_one_changed_byte_is_refused(checkpoint: Path) -> None
 def test_a_finished_run_with_a_damaged_checkpoint_keeps_its_files(tmp_path: Path, keep: int) -> None:
     """With an older checkpoint it is trained to the end again, and even then its weights are not written."""
     recipe = tiny_recipe("train.epochs=2", f"train.keep_checkpoints={keep}")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     content = bytearray(run.checkpoint.read_bytes())
     content[-20] ^= 1
     run.checkpoint.write_bytes(content)
     files = (run.weights, run.record)
     before = [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in files]
     with nullcontext() if keep > 1 else pytest.raises(BronetError, match="its own checksum"):
-        train(recipe, run.path, resume=True, progress=False)
+        train_recipe(recipe, run.path, resume=True, progress=False)
     assert [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in files] == before

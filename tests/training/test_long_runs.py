@@ -15,7 +15,7 @@ from bronet.run.folder import create_run
 from bronet.training.average import POWER_STEPS, Snapshot, WeightAverage
 from bronet.training.distributed import Processes
 from bronet.training.learner import Training, find_bad_layer
-from bronet.training.run import RunOptions, open_training, train
+from bronet.training.run import RunOptions, open_training, train_recipe
 from bronet.training.statistics import validate
 from tiny_run import build, digits, header_of, rewrite, tiny_recipe
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_the_last_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=5", "train.keep_checkpoints=3")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     numbers = [path.stem.removeprefix("checkpoint-") for path in run.older_checkpoints()]
     assert numbers == ["000000020", "000000015"]
     weights = run.weights.read_bytes()
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
-    train(recipe, run.path, resume=True, progress=False)
+    train_recipe(recipe, run.path, resume=True, progress=False)
     assert run.weights.read_bytes() == weights
     assert len(run.log.read_text().splitlines()) == 5
 
@@ -38,7 +38,7 @@ def test_the_checkpoint_a_run_went_on_from_stays_until_a_new_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe("train.epochs=3", "train.keep_checkpoints=2")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     weights = run.weights.read_bytes()
     run.checkpoint.write_bytes(b"damaged")
 
@@ -48,33 +48,33 @@ def test_the_checkpoint_a_run_went_on_from_stays_until_a_new_one_is_written(
     with monkeypatch.context() as patch:
         patch.setattr("bronet.training.checkpoint.write_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train(recipe, run.path, resume=True, progress=False)
-    train(recipe, run.path, resume=True, progress=False)
+            train_recipe(recipe, run.path, resume=True, progress=False)
+    train_recipe(recipe, run.path, resume=True, progress=False)
     assert run.weights.read_bytes() == weights
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\n", b'{"epoch": 1, "lo', b"[]\n"])
 def test_a_run_goes_on_without_its_log(tmp_path: Path, content: bytes | None) -> None:
     recipe = tiny_recipe("train.epochs=3", "train.keep_checkpoints=2", "train.validate_every=1", "data.held_out=797")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     run.checkpoint.unlink()
     if content is None:
         run.log.unlink()
     else:
         run.log.write_bytes(content)
-    train(recipe, run.path, resume=True, progress=False)
+    train_recipe(recipe, run.path, resume=True, progress=False)
     assert [entry["epoch"] for entry in run.logged()] == [3]
 
 
 def test_one_checkpoint_is_kept_unless_more_are_wanted(tmp_path: Path) -> None:
-    run = train(tiny_recipe(), tmp_path / "run", progress=False)
+    run = train_recipe(tiny_recipe(), tmp_path / "run", progress=False)
     assert run.older_checkpoints() == []
     assert not run.best_weights.exists()
 
 
 def test_the_best_weights_on_held_out_images_are_kept(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.validate_every=1", "train.epochs=4", "optim.lr=2e-2")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     log = [json.loads(line) for line in run.log.read_text().splitlines()]
     certified = [entry["validation_certified_accuracy"] for entry in log]
     assert all(0 <= value <= entry["validation_accuracy"] <= 1 for value, entry in zip(certified, log, strict=True))
@@ -93,20 +93,20 @@ def test_an_average_is_what_it_says_and_survives_an_interruption(tmp_path: Path)
     torch.testing.assert_close(average.tensors()["head.weight"], 0.75 * first + 0.25)
 
     recipe = tiny_recipe("train.ema_decay=0.9")
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    whole = train_recipe(recipe, tmp_path / "whole", progress=False)
     stored = load_file(whole.checkpoint)
     averaged = load_file(whole.weights)
     for name, tensor in averaged.items():
         assert torch.equal(tensor, stored[f"average.{name}"]) or name.endswith("power_vector")
     assert any(not torch.equal(tensor, stored[f"model.{name}"]) for name, tensor in averaged.items())
-    resumed = train(recipe, whole.path, resume=True, progress=False)
+    resumed = train_recipe(recipe, whole.path, resume=True, progress=False)
     assert load_file(resumed.weights).keys() == averaged.keys()
     assert all(torch.equal(tensor, averaged[name]) for name, tensor in load_file(resumed.weights).items())
 
 
 def test_where_weights_are_averaged_the_average_is_validated(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.ema_decay=0.9", "train.validate_every=1", "optim.lr=2e-2")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     last = json.loads(run.log.read_text().splitlines()[-1])
     _, held_out = open_training(recipe, torch.device("cpu"), Processes())
     assert held_out is not None
@@ -188,12 +188,12 @@ def test_a_diverging_loss_stops(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["optimizer.3.exp_avg", "optimizer.step", "lookahead.0.slow"])
 def test_a_checkpoint_without_some_optimiser_state_is_refused_in_one_line(tmp_path: Path, lost: str) -> None:
     recipe = tiny_recipe("train.epochs=1")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     tensors, header = load_file(run.checkpoint), header_of(run.checkpoint)
     del tensors[lost]
     rewrite(run.checkpoint, tensors, header)
     with pytest.raises(BronetError, match=f"lacks 1 .*{lost}") as error:
-        train(recipe, run.path, resume=True, progress=False)
+        train_recipe(recipe, run.path, resume=True, progress=False)
     assert "\n" not in str(error.value)
 
 
@@ -201,7 +201,7 @@ def test_leftovers_of_killed_writes_are_no_hindrance(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".recipe.yaml.123.tmp").write_text("name: dig")
-    run = train(tiny_recipe("train.epochs=1"), folder, progress=False)
+    run = train_recipe(tiny_recipe("train.epochs=1"), folder, progress=False)
     assert not list(run.path.glob(".*"))
 
 
@@ -209,7 +209,7 @@ def test_tensorboard_is_written_if_wanted(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(tiny_recipe("train.epochs=2"), tmp_path / "run", progress=False, options=RunOptions(track=True))
+    run = train_recipe(tiny_recipe("train.epochs=2"), tmp_path / "run", progress=False, options=RunOptions(track=True))
     events = EventAccumulator(str(run.tracking), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()
@@ -222,8 +222,8 @@ def test_tensorboard_is_written_if_wanted(tmp_path: Path) -> None:
 
 def test_deterministic_runs_leave_the_settings_as_they_were(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=1")
-    plain = train(recipe, tmp_path / "plain", progress=False)
-    strict = train(recipe, tmp_path / "strict", progress=False, options=RunOptions(deterministic=True))
+    plain = train_recipe(recipe, tmp_path / "plain", progress=False)
+    strict = train_recipe(recipe, tmp_path / "strict", progress=False, options=RunOptions(deterministic=True))
     assert strict.weights.read_bytes() == plain.weights.read_bytes()
     assert not torch.are_deterministic_algorithms_enabled()
     assert isinstance(recipe.model, BRONetArchitecture)
@@ -234,7 +234,7 @@ def test_deterministic_runs_leave_the_settings_as_they_were(tmp_path: Path) -> N
 def test_deterministic_runs_repeat_their_bits_on_a_gpu(tmp_path: Path) -> None:
     recipe = tiny_recipe("data.held_out=1097")
     runs = [
-        train(recipe, tmp_path / name, device="cuda", progress=False, options=RunOptions(deterministic=True))
+        train_recipe(recipe, tmp_path / name, device="cuda", progress=False, options=RunOptions(deterministic=True))
         for name in ("a", "b")
     ]
     assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()

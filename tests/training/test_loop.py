@@ -17,7 +17,7 @@ from bronet.run.folder import RunFolder, create_run, open_run
 from bronet.run.weights import load_weights, stored_recipe
 from bronet.training.learner import Training
 from bronet.training.loop import Interrupted, stop_requests
-from bronet.training.run import train
+from bronet.training.run import train_recipe
 from tiny_run import EPOCHS, STEPS_PER_EPOCH, build, digits, split_digits, tiny_recipe
 
 CHANCE = 0.1
@@ -57,7 +57,7 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
             Training(recipe, model, digits(recipe), run, held_out=held_out).fit(resume=done > 0, progress=False)
         assert stopped.value.exit_code == 130
         done = step
-    train(recipe, path, resume=True, progress=False)
+    train_recipe(recipe, path, resume=True, progress=False)
     return run
 
 
@@ -75,7 +75,7 @@ def interrupted_and_resumed(recipe: Recipe, path: Path, steps: list[int]) -> Run
 )
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path, settings: list[str]) -> None:
     recipe = tiny_recipe(*settings)
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    whole = train_recipe(recipe, tmp_path / "whole", progress=False)
     middle, boundary = 2, 2 * STEPS_PER_EPOCH
     parts = interrupted_and_resumed(recipe, tmp_path / "parts", [middle, 8, boundary, 14])
     assert log_without_times(parts) == log_without_times(whole)
@@ -88,7 +88,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path:
 
 def test_training_learns_and_writes_the_run_folder(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=12", "data.held_out=897", "optim.lr=1e-2")
-    run = train(recipe, tmp_path / "run", progress=False, command="bronet train")
+    run = train_recipe(recipe, tmp_path / "run", progress=False, command="bronet train")
     log = [json.loads(line) for line in run.log.read_text().splitlines()]
     assert [entry["epoch"] for entry in log] == list(range(1, 13))
     assert log[-1]["loss"] < log[0]["loss"]
@@ -101,36 +101,36 @@ def test_training_learns_and_writes_the_run_folder(tmp_path: Path) -> None:
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=1")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     files = (run.weights, run.log, run.record)
     before = [path.read_bytes() for path in files]
-    train(recipe, run.path, resume=True, progress=False, command="another, perhaps on another machine")
+    train_recipe(recipe, run.path, resume=True, progress=False, command="another, perhaps on another machine")
     assert [path.read_bytes() for path in files] == before
     run.record.unlink()
-    train(recipe, run.path, resume=True, progress=False)
+    train_recipe(recipe, run.path, resume=True, progress=False)
     assert json.loads(run.record.read_text())["seconds"] > 0
 
 
 def test_weights_without_a_checkpoint_are_not_trained_anew(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=1")
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     run.checkpoint.unlink()
     weights = run.weights.read_bytes()
     with pytest.raises(BronetError, match=r"checkpoint, but .*/run has") as error:
-        train(recipe, run.path, resume=True, progress=False)
+        train_recipe(recipe, run.path, resume=True, progress=False)
     assert "\n" not in str(error.value)
     assert run.weights.read_bytes() == weights
     run.weights.unlink()
-    train(recipe, run.path, resume=True, progress=False)  # from the start: nothing is lost
+    train_recipe(recipe, run.path, resume=True, progress=False)  # from the start: nothing is lost
     assert run.weights.read_bytes() == weights
 
 
 def test_resuming_with_another_recipe_is_refused(tmp_path: Path) -> None:
-    run = train(tiny_recipe("train.epochs=1"), tmp_path / "run", progress=False)
+    run = train_recipe(tiny_recipe("train.epochs=1"), tmp_path / "run", progress=False)
     with pytest.raises(BronetError, match=r"train\.seed: 0 -> 5"):
-        train(tiny_recipe("train.epochs=1", "train.seed=5"), run.path, resume=True, progress=False)
+        train_recipe(tiny_recipe("train.epochs=1", "train.seed=5"), run.path, resume=True, progress=False)
     with pytest.raises(BronetError, match="already holds a run"):
-        train(tiny_recipe("train.epochs=1"), run.path, progress=False)
+        train_recipe(tiny_recipe("train.epochs=1"), run.path, progress=False)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -150,14 +150,14 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_mixed_precision_trains(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.precision=bf16", "train.epochs=6")
-    run = train(recipe, tmp_path / "run", device="cuda", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", device="cuda", progress=False)
     log = log_without_times(run)
     assert float(str(log[-1]["loss"])) < float(str(log[0]["loss"]))
 
 
 def test_mixed_precision_is_refused_on_a_cpu(tmp_path: Path) -> None:
     with pytest.raises(BronetError, match=r"train\.precision must be float32 on a CPU, got bf16"):
-        train(tiny_recipe("train.precision=bf16"), tmp_path / "run", progress=False)
+        train_recipe(tiny_recipe("train.precision=bf16"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -180,19 +180,19 @@ def test_held_out_images_are_not_trained_on() -> None:
 )
 def test_a_recipe_that_cannot_run_is_refused_in_one_line(tmp_path: Path, settings: list[str], words: str) -> None:
     with pytest.raises(BronetError, match=words) as error:
-        train(tiny_recipe(*settings), tmp_path / "run", progress=False)
+        train_recipe(tiny_recipe(*settings), tmp_path / "run", progress=False)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(BronetError, match="device must be"):
-        train(tiny_recipe(), tmp_path / "run", device=device, progress=False)
+        train_recipe(tiny_recipe(), tmp_path / "run", device=device, progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_plain_lines_are_printed_when_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tiny_recipe("train.epochs=2", "optim.warmup_epochs=0"), tmp_path / "run")
+    train_recipe(tiny_recipe("train.epochs=2", "optim.warmup_epochs=0"), tmp_path / "run")
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("epoch 1/2  loss ")
     assert second.startswith("epoch 2/2  loss ")

@@ -17,7 +17,7 @@ from bronet.run.weights import load_model
 from bronet.training.distributed import copy_wholes
 from bronet.training.manifold import ManifoldAdam, fast_exponential, retracted
 from bronet.training.optimizers import Optimizer, build_optimizer
-from bronet.training.run import train
+from bronet.training.run import train_recipe
 from tiny_run import tiny_recipe
 
 SIZES = (7, 12)
@@ -110,7 +110,7 @@ def test_a_stored_state_goes_on_as_if_it_had_not_been_stored() -> None:
 def test_a_trained_network_is_proved_to_change_no_distance_by_more_than_rounding(tmp_path: Path) -> None:
     recipe = tiny_recipe("train.epochs=2", "optim.name=manifold", "optim.lr=0.01")
     recipe = replace(recipe, model=LipNeXtArchitecture(depth=2, width=16, patch=2))
-    run = train(recipe, tmp_path / "run", device="cpu", command="test")
+    run = train_recipe(recipe, tmp_path / "run", device="cpu", command="test")
     network = prove(load_model(run))
     assert network.lipschitz < 1 + 1e-4
     assert certify_run(run, limit=20).certificate.images == 20

@@ -18,7 +18,7 @@ from bronet.recipe.schema import DatasetSpec
 from bronet.training.distributed import copy_wholes
 from bronet.training.muon import Muon, muon_matrices, newton_schulz
 from bronet.training.optimizers import Optimizer, build_optimizer
-from bronet.training.run import train
+from bronet.training.run import train_recipe
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
 
@@ -226,7 +226,7 @@ def test_training_with_muon_learns(tmp_path: Path) -> None:
     recipe = override(named_recipe("digits/quickstart"), settings)
     model = build_model(recipe.model, recipe.data.spec())
     assert isinstance(TrainStep(recipe, model, Tally(eps=0.1, device="cpu")).optimizer, Muon)
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = train_recipe(recipe, tmp_path / "run", progress=False)
     log = [json.loads(line) for line in run.log.read_text().splitlines()]
     assert log[-1]["loss"] < 0.8 * log[0]["loss"]
     assert log[-1]["accuracy"] > 3 * log[0]["accuracy"]

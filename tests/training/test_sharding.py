@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from bronet.errors import BronetError
 from bronet.recipe import named_recipe, override
 from bronet.run.folder import open_run
-from bronet.training import RunOptions, train
+from bronet.training import RunOptions, train_recipe
 from torchrun import ENVIRONMENT, SECONDS, alone, largest_difference, together, torchrun_words
 
 # BRONet: centring, a regularised stem, LA on EMMA's logits, NAdam in Lookahead, gradients clipped.
@@ -66,7 +66,7 @@ def test_a_sharded_run_writes_the_files_of_one_process(runs: tuple[Path, Path]) 
 
 def test_one_process_goes_on_from_a_sharded_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -> None:
     folder = half_way(runs[1], tmp_path / "run")
-    train(open_run(folder).recipe, folder, resume=True, progress=False)
+    train_recipe(open_run(folder).recipe, folder, resume=True, progress=False)
     assert largest_difference(runs[0], folder) < ROUNDING
 
 
@@ -98,13 +98,13 @@ def test_each_process_holds_half_of_lipconvnet_and_steps_like_one() -> None:
 def test_muon_cannot_be_sharded(tmp_path: Path) -> None:
     recipe = override(named_recipe("digits/quickstart"), ["optim.name=muon"])
     with pytest.raises(BronetError, match=r"optim.name must be nadam or sgd where .* \(fsdp\), got 'muon'") as error:
-        train(recipe, tmp_path / "run", options=RunOptions(fsdp=True))
+        train_recipe(recipe, tmp_path / "run", options=RunOptions(fsdp=True))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_one_process_has_nothing_to_shard_over(tmp_path: Path) -> None:
     with pytest.raises(BronetError, match=r"processes must be at least 2 .*\(fsdp\), got 1") as error:
-        train(named_recipe("digits/quickstart"), tmp_path / "run", options=RunOptions(fsdp=True))
+        train_recipe(named_recipe("digits/quickstart"), tmp_path / "run", options=RunOptions(fsdp=True))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()

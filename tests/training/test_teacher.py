@@ -15,7 +15,7 @@ from bronet.run.folder import create_run
 from bronet.training.distributed import Processes
 from bronet.training.learner import Training
 from bronet.training.loop import Interrupted, training_loop
-from bronet.training.run import train
+from bronet.training.run import train_recipe
 from bronet.training.statistics import Display, Tally
 from bronet.training.step import TrainStep
 from bronet.training.teacher import Lessons, Teacher, new_teacher
@@ -110,16 +110,16 @@ def test_a_step_follows_a_teacher_that_is_sure_and_not_the_labels() -> None:
 
 
 def test_a_share_of_zero_changes_no_bit(tmp_path: Path) -> None:
-    plain = train(recipe_with(), tmp_path / "plain", progress=False)
-    zero = train(recipe_with("loss.teacher=0", "loss.teacher_epochs=3"), tmp_path / "zero", progress=False)
+    plain = train_recipe(recipe_with(), tmp_path / "plain", progress=False)
+    zero = train_recipe(recipe_with("loss.teacher=0", "loss.teacher_epochs=3"), tmp_path / "zero", progress=False)
     left, right = load_file(plain.weights), load_file(zero.weights)
     assert all(torch.equal(left[key], right[key]) for key in left)
     assert "teacher_accuracy" not in json.loads(zero.record.read_text())
 
 
 def test_a_taught_run_records_its_teacher_and_keeps_nothing_of_it(tmp_path: Path) -> None:
-    plain = train(recipe_with(), tmp_path / "plain", progress=False)
-    run = train(recipe_with(*TAUGHT), tmp_path / "taught", progress=False)
+    plain = train_recipe(recipe_with(), tmp_path / "plain", progress=False)
+    run = train_recipe(recipe_with(*TAUGHT), tmp_path / "taught", progress=False)
     assert 0 < json.loads(run.record.read_text())["teacher_accuracy"] <= 1
     assert sorted(file.name for file in run.path.iterdir()) == sorted(file.name for file in plain.path.iterdir())
     left, right = load_file(plain.weights), load_file(run.weights)
@@ -132,7 +132,7 @@ def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
 ) -> None:
     """First while the teacher learns, then after a step: the teacher is trained anew each time."""
     recipe = recipe_with(*TAUGHT)
-    whole = train(recipe, tmp_path / "whole", progress=False)
+    whole = train_recipe(recipe, tmp_path / "whole", progress=False)
     run = create_run(tmp_path / "parts", recipe)
     forward = Teacher.forward
 
@@ -153,7 +153,9 @@ def test_a_taught_run_stopped_twice_ends_with_the_bits_of_an_unbroken_one(
     model.register_forward_pre_hook(interrupt)
     with pytest.raises(Interrupted, match="step 1 of 10"):
         Training(recipe, model, digits(recipe), run).fit(resume=True, progress=False)
-    assert train(recipe, run.path, resume=True, progress=False).weights.read_bytes() == whole.weights.read_bytes()
+    assert (
+        train_recipe(recipe, run.path, resume=True, progress=False).weights.read_bytes() == whole.weights.read_bytes()
+    )
 
 
 def test_two_processes_have_one_teacher(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bronet.attack.search import TINY, l2_pgd, per_image
+from bronet.certificates.run import Progress
 from bronet.errors import BronetError
 from bronet.run.attack_rows import Norm
 
 Logits = Callable[[Float[Tensor, "b *pixels"]], Float[Tensor, "b k"]]
-Progress = Callable[[int, int], None]
 HALVINGS = 24
 """Steps of the search along a segment: the last is far below a visible difference."""
 

@@ -172,7 +172,7 @@ class _Replay(torch.autograd.Function):
         return ctx.recording.gradient_at(ctx.pixels, weights, turn=ctx.turn), None
 
 
-def recorded(model: Model, device: torch.device) -> Recorded:
+def recorded_on_gpu(model: Model, device: torch.device) -> Recorded:
     """Return the model, recorded on a GPU."""
     return Recorded(model, partial(cuda_recorder, device))
 

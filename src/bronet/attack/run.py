@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from bronet.attack.judge import CertificateBrokenError, Verdict, judge
-from bronet.attack.network import in_half_precision, padded_to_multiple, recorded
+from bronet.attack.network import in_half_precision, padded_to_multiple, recorded_on_gpu
 from bronet.attack.search import autoattack, pgd, preflight, require_autoattack
 from bronet.certificates.run import Progress, images_hash
 from bronet.data import ImageSet, load_images
@@ -110,7 +110,7 @@ class Target:
         device = self.images.images.device
         if device.type != "cuda":
             return model
-        return padded_to_multiple(recorded(model, device) if recordable(self.model) else model)
+        return padded_to_multiple(recorded_on_gpu(model, device) if recordable(self.model) else model)
 
 
 @dataclass(frozen=True)

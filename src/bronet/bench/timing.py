@@ -19,9 +19,9 @@ from bronet.models import build_model
 from bronet.recipe import Recipe
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep
+from bronet.wording import GIB
 
 WARM_UP = 3
-GIB = 2**30
 
 
 class Timing(NamedTuple):

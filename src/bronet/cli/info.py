@@ -12,6 +12,7 @@ from bronet.__about__ import __version__
 from bronet.cli import options
 from bronet.errors import BronetError
 from bronet.files import Json
+from bronet.wording import GIB
 
 if TYPE_CHECKING:
     from bronet.run.folder import RunFolder
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 Facts = list[tuple[str, str]]
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib")
-GIB = 2**30
 LINE = "{:<32}{:>11}{:>8}{:>7}  {}"
 RECORDED = ("pretrained", "command", "commit", "device", "finished", "seconds")
 

@@ -40,7 +40,7 @@ def quickstart(
     from bronet.recipe import named_recipe, override
     from bronet.report import write_report
     from bronet.run.folder import PAGE, RunFolder
-    from bronet.training import train as train_recipe
+    from bronet.training import train_recipe
 
     earlier = RunFolder(out)
     if earlier.recipe_file.exists() and earlier.recipe.name != QUICKSTART_RECIPE:
@@ -100,8 +100,7 @@ def train(
     from bronet.cli.console import say
     from bronet.data import provide_images
     from bronet.recipe.architecture import OwnArchitecture
-    from bronet.training import RunOptions
-    from bronet.training import train as train_recipe
+    from bronet.training import RunOptions, train_recipe
 
     if resume and (overwrite or dry_run):
         other = "--overwrite" if overwrite else "--dry-run"

@@ -59,7 +59,7 @@ def load_parquet(files: list[Path], name: str, spec: DatasetSpec, *, resized: bo
         labels.append(label)
     if not images:
         raise BronetError(f"parquet files of {name} must hold images, got none in {len(files)} files")
-    classes = class_names(files[0]) or tuple(str(number) for number in range(spec.classes))
+    classes = class_names_in(files[0]) or tuple(str(number) for number in range(spec.classes))
     if len(classes) != spec.classes:
         raise BronetError(f"classes of {name} must be {spec.classes}, got {len(classes)} in {files[0]}")
     return ImageSet(name, torch.stack(images), torch.tensor(labels), classes, spec.scale)
@@ -89,7 +89,7 @@ def encoded_images(files: list[Path]) -> Iterator[tuple[bytes, int, str]]:
                 raise BronetError(f"{path} must hold the {told} rows it names, got {row}; get it again")
 
 
-def class_names(path: Path) -> tuple[str, ...]:
+def class_names_in(path: Path) -> tuple[str, ...]:
     """Return the class names in the hub's metadata; none if there are none."""
     with _opened(path) as table:
         text = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")

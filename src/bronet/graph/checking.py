@@ -26,7 +26,7 @@ _COLUMNS = ("layer", "kind", "output", "bound", "reason")
 _NEUTRAL = 1 + 1e-6
 
 
-class Verdict(StrEnum):
+class ModelVerdict(StrEnum):
     """What can be said of a model as a whole."""
 
     CERTIFIABLE = "certifiable"
@@ -45,13 +45,13 @@ class Checked:
 
     layers: tuple[Operation, ...]
     lipschitz: float | None
-    verdict: Verdict
+    verdict: ModelVerdict
     explanation: str
 
     @property
     def certifiable(self) -> bool:
         """Whether `bronet.certified_radius` takes the model as it is."""
-        return self.verdict is Verdict.CERTIFIABLE
+        return self.verdict is ModelVerdict.CERTIFIABLE
 
     @property
     def spoiler(self) -> Operation | None:
@@ -107,18 +107,18 @@ def check(model: nn.Module, input_shape: tuple[int, ...] | None = None) -> Check
     try:
         graph = read(model, shape)
     except UnreadableError as error:
-        return Checked((), None, Verdict.UNBOUNDED, str(error))
+        return Checked((), None, ModelVerdict.UNBOUNDED, str(error))
     layers = graph.operations
     unknown = next((layer for layer in layers if layer.bound is None), None)
     if unknown is not None:
-        return Checked(layers, None, Verdict.UNBOUNDED, f"no bound is known for {unknown}: {unknown.reason}")
+        return Checked(layers, None, ModelVerdict.UNBOUNDED, f"no bound is known for {unknown}: {unknown.reason}")
     total = constants_of(graph)[-1]
     rounded = next((layer for layer in layers if math.isinf(layer.proved.gain)), None)
     if rounded is not None:
         explanation = f"in real arithmetic only, as the rounding of {rounded} is not known"
-        return Checked(layers, total, Verdict.BOUNDED, explanation)
+        return Checked(layers, total, ModelVerdict.BOUNDED, explanation)
     note = f"; {graph.note}" if graph.note else ""
-    return Checked(layers, total, Verdict.CERTIFIABLE, f"every layer is proved, with its rounding{note}")
+    return Checked(layers, total, ModelVerdict.CERTIFIABLE, f"every layer is proved, with its rounding{note}")
 
 
 def _number(bound: float | None) -> str:

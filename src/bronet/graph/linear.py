@@ -12,8 +12,7 @@ from torch import Tensor
 
 from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Size, Value, axes_of, pair_of, rule_of
 from bronet.layers.head import upper_gaps
-from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, shifted, up
-from bronet.proof.proved_map import linear as linear_map
+from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, linear_map, shifted, up
 from bronet.proof.proved_map import shift as shift_map
 from bronet.proof.spectral import absolute_convolution_norm, convolution_norm, product_with
 

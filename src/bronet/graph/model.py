@@ -135,7 +135,7 @@ class Chain(CertifiableModel):
     in that space.
     """
 
-    def __init__(self, image_shape: tuple[int, ...], *parts: "Parts") -> None:
+    def __init__(self, image_shape: tuple[int, ...], *parts: "ChainParts") -> None:
         super().__init__(image_shape)
         layers = dict[str, nn.Module]()
         for name, layer in _named(parts):
@@ -163,10 +163,10 @@ class Chain(CertifiableModel):
                     raise BronetError(f"layer {name} of a Chain {must}: {first_line(error)}") from None
 
 
-Parts = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]
+ChainParts = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]
 
 
-def _named(parts: Iterable[Parts]) -> Iterator[tuple[str, nn.Module]]:
+def _named(parts: Iterable[ChainParts]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of the parts of a chain, with their names; without one it is empty."""
     for part in parts:
         match part:

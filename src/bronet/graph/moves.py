@@ -12,7 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.graph.operations import RULES, Apply, Batch, NoRuleError, Rule, Shape, Value, axes_of, method_of, rule_of
+from bronet.graph.operations import (
+    RULES,
+    Apply,
+    BatchSize,
+    NoRuleError,
+    Rule,
+    Shape,
+    Value,
+    axes_of,
+    method_of,
+    rule_of,
+)
 from bronet.proof.proved_map import Join, ProvedMap, exact, gamma, up
 
 MOVES = "only moves numbers"
@@ -94,7 +105,7 @@ def _listed(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _require_batch_first(size: object) -> None:
-    if not isinstance(size, Batch) and size != -1:
+    if not isinstance(size, BatchSize) and size != -1:
         raise NoRuleError("the images of a batch must stay apart: the first size must be x.size(0) or -1")
 
 

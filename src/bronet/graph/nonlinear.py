@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bronet.errors import BronetError
 from bronet.graph.operations import BY_DEFINITION, Apply, NoRuleError, Rule, Size, Value, axes_of, pair_of, rule_of
-from bronet.proof.proved_map import Join, ProvedMap, arithmetic, exact, gamma, linear, up
+from bronet.proof.proved_map import Join, ProvedMap, arithmetic, exact, gamma, linear_map, up
 from bronet.proof.spectral import product_with
 
 # Where softplus becomes linear it jumps by log(1 + exp(-threshold)); from here on by less than float64 can show.
@@ -178,7 +178,7 @@ def _largest(apply: Apply, out: Value, windows: Sequence[Tensor]) -> ProvedMap:
 
 def _separable(units: Sequence[Tensor], out: Value) -> ProvedMap:
     R, C = (images.mT.clone() for images in units)
-    return linear(lambda x: R @ (x @ C.mT), out.shape, [product_with(C), product_with(R)], remark=BY_DEFINITION)
+    return linear_map(lambda x: R @ (x @ C.mT), out.shape, [product_with(C), product_with(R)], remark=BY_DEFINITION)
 
 
 @rule_of("max_pool2d")

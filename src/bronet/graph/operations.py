@@ -45,7 +45,7 @@ class NoRuleError(Exception):
     """No bound is known for an operation with these arguments; the text says why."""
 
 
-class Batch(int):
+class BatchSize(int):
     """The number of images, as a size of a batch of activations shows it: the same number elsewhere is none."""
 
 

@@ -28,7 +28,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bronet.errors import BronetError
-from bronet.graph.operations import Batch, method_of
+from bronet.graph.operations import BatchSize, method_of
 from bronet.layers.activation import Block
 from bronet.layers.base import LipschitzLayer
 from bronet.layers.convolution import Convolution
@@ -128,7 +128,7 @@ class _Value(fx.Proxy):
             return getattr(value, name)
         if not isinstance(value, Tensor) or name not in ("shape", "size"):
             return super().__getattr__(name)
-        first = (Batch(value.shape[0]),) if self.node.meta["of_images"] and value.ndim else ()
+        first = (BatchSize(value.shape[0]),) if self.node.meta["of_images"] and value.ndim else ()
         sizes = torch.Size((*first, *value.shape[len(first) :]))
         return sizes if name == "shape" else lambda dim=None: sizes if dim is None else sizes[dim]
 

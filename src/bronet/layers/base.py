@@ -201,7 +201,7 @@ def checked_shape(shape: Sequence[int], name: str = "input_shape") -> tuple[int,
 FEW_IMAGES = 15
 
 
-def product(W: Tensor, x: Tensor) -> Tensor:
+def apply_to_channels(W: Tensor, x: Tensor) -> Tensor:
     """Return W applied to dimension 1 of x."""
     if x.device.type == "cpu" and not torch.compiler.is_compiling() and len(x) <= FEW_IMAGES:
         return (x.movedim(1, -1) @ W.mT).movedim(-1, 1)

@@ -17,10 +17,10 @@ from bronet.errors import BronetError
 from bronet.layers.base import (
     IMAGE_AXES,
     Device,
+    apply_to_channels,
     batch_first,
     batch_last,
     like_input,
-    product,
     reflected_rank,
     require_counts,
     require_ridge,
@@ -32,7 +32,7 @@ from bronet.ortho.bro_convolution import pixels_first
 from bronet.ortho.orthogonal_maps import cholesky_orthogonal
 from bronet.ortho.reflector import dense_inverse, embed_channels, evaluate, evaluation_factors, reflect
 from bronet.ortho.spd import BRO_RIDGE, CHOLESKY_RIDGE, SEMI_ORTHOGONAL_RIDGE, unit_scaled
-from bronet.proof.proved_map import Product, ProvedMap, gamma, linear, rounding_of_products, up
+from bronet.proof.proved_map import Product, ProvedMap, gamma, linear_map, rounding_of_products, up
 from bronet.proof.reflector import dense_factor, factor_norm, reflector_norm
 from bronet.proof.spectral import absolute_norm, product_with
 
@@ -167,12 +167,12 @@ class CholeskyLinear(_Dense[Tensor]):
     def forward(self, x: Tensor) -> Tensor:
         precision = self.precision_for(x)
         W = self.result_ahead(_CholeskyWeight(self.weight.shape, precision, self.ridge))
-        return product(like_input(self.derived(precision) if W is None else W, x), x)
+        return apply_to_channels(like_input(self.derived(precision) if W is None else W, x), x)
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         with torch.no_grad():
             W = self.derive(torch.float64)
-        return linear(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), [product_with(W)])
+        return linear_map(lambda x: batch_first(W @ batch_last(x)), (self.out_features, *shape[1:]), [product_with(W)])
 
 
 class BlockReflector(nn.Module):

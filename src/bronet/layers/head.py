@@ -21,7 +21,7 @@ from bronet.layers.dense import BROLinear
 from bronet.layers.regularized_conv import power_iteration
 from bronet.ortho.spd import SEMI_ORTHOGONAL_RIDGE, unit_scaled
 from bronet.proof.curvature import bent, proved_bend
-from bronet.proof.proved_map import ProvedMap, gamma, linear, shifted
+from bronet.proof.proved_map import ProvedMap, gamma, linear_map, shifted
 from bronet.proof.spectral import product_with
 
 
@@ -81,7 +81,7 @@ class LastLayerNormalized(Head):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         rows = _normalized(self.weight.detach().double())
-        plain = linear(lambda h: h @ rows.mT, (self.classes,), [product_with(rows)])
+        plain = linear_map(lambda h: h @ rows.mT, (self.classes,), [product_with(rows)])
         return replace(self._with_bias(plain), gaps=upper_gaps(rows))
 
     def extra_repr(self) -> str:

@@ -23,7 +23,7 @@ from bronet.layers.base import (
     like_input,
     require_counts,
 )
-from bronet.proof.proved_map import ProvedMap, linear, shift
+from bronet.proof.proved_map import ProvedMap, linear_map, shift
 from bronet.proof.spectral import product_with
 
 _DIRECTIONS = 4
@@ -121,7 +121,7 @@ class OrthogonalMix(LipschitzLayer):
 
     def proved(self, shape: tuple[int, ...]) -> ProvedMap:
         W, moved = self.weight.detach().double().clone(), self.moved
-        return linear(lambda x: rotate(x, W, moved), shape, [product_with(W)] * (1 if moved is None else 2))
+        return linear_map(lambda x: rotate(x, W, moved), shape, [product_with(W)] * (1 if moved is None else 2))
 
     def extra_repr(self) -> str:
         return str(self.input_channels) if self.moved is None else f"{self.input_channels}, moved={self.moved}"

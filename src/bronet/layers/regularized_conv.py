@@ -17,7 +17,7 @@ from bronet.errors import BronetError
 from bronet.layers.base import to_autocast
 from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.ortho.spd import unit_scaled
-from bronet.proof.proved_map import Product, ProvedMap, linear
+from bronet.proof.proved_map import Product, ProvedMap, linear_map
 from bronet.proof.spectral import EXPLICIT_INPUTS, absolute_convolution_norm, convolution_norm
 
 # Taps times input channels up to which a GPU convolves by products: a library's result would have to be rearranged.
@@ -135,7 +135,7 @@ class LipschitzRegularizedConv2d(Convolution[torch.dtype, Tensor]):
             patches = F.unfold(x, k, padding=padding, stride=stride)
             return (flat @ patches).unflatten(-1, whole)[..., :h, :w]
 
-        proved = linear(apply, (self.out_channels, h, w), products, norm)
+        proved = linear_map(apply, (self.out_channels, h, w), products, norm)
         return replace(proved, remark=self._looseness(norm, size))
 
     def _looseness(self, norm: float, size: tuple[int, int]) -> str:

@@ -58,7 +58,7 @@ def unshuffle(x: Tensor, factor: int) -> Tensor:
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
     if factor == 1:
         return x
-    windows = cut_windows(batch_first(bro_convolution.batch_last(x)), factor)
+    windows = cut_windows(batch_first(bro_convolution.contiguous_batch_last(x)), factor)
     halves = windows.is_cuda and windows.element_size() == _HALF_BYTES and not is_traced()
     moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
     return batch_first(moved.flatten(2, 4))

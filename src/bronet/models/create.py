@@ -23,8 +23,7 @@ from bronet.recipe.architecture import (
     StackArchitecture,
 )
 from bronet.recipe.schema import DatasetSpec
-
-GIB = 2**30
+from bronet.wording import GIB
 
 Network = BRONet | LipConvNet | LipNeXt | Stack
 

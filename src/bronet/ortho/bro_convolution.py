@@ -179,7 +179,7 @@ def reflect_images(
 
 def pixels_of(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels c b"]:
     """Return images as (pixel, channel, batch): a view if they already lie so in memory."""
-    return batch_last(x).flatten(0, 1)
+    return contiguous_batch_last(x).flatten(0, 1)
 
 
 def images_of(y: Float[Tensor, "pixels c b"], window: Window) -> Float[Tensor, "b c h w"]:
@@ -224,7 +224,7 @@ def pixels_first(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     return moved.permute(0, 3, 1, 2)
 
 
-def batch_last(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "h w c b"]:
+def contiguous_batch_last(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "h w c b"]:
     """Return images permuted and contiguous as (h, w, c, b): a view if they already lie so in memory."""
     by_batch = x.permute(2, 3, 1, 0)
     if by_batch.is_contiguous() or not _moves_matrices(x):

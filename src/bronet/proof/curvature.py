@@ -26,7 +26,7 @@ from bronet.proof.proved_map import (
     arithmetic,
     gamma,
     gamma_of_proof,
-    linear,
+    linear_map,
     norm_of_constant,
     rounding_of_products,
     shifted,
@@ -123,7 +123,7 @@ def proved_bend(
     hidden, classes = W.shape[0], V.shape[0]
     into, out = product_with(W), product_with(V)
     norm, outer = into.norm, out.norm
-    first = shifted(linear(lambda z: z @ W.mT, (hidden,), [into]), b)
+    first = shifted(linear_map(lambda z: z @ W.mT, (hidden,), [into]), b)
     shift, root = norm_of_constant(b), up(math.sqrt(hidden))
     # |a(x)| <= |x|; a square, three sums, a root: no error is larger than gamma_8 (|x| + 1).
     gain = first.gain + gamma(8) * (norm + first.gain)

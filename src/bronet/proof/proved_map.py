@@ -189,7 +189,7 @@ def exact(apply: Callable[[Tensor], Tensor], output_shape: tuple[int, ...], rema
     return ProvedMap(apply, output_shape, lipschitz=1.0, remark=remark)
 
 
-def linear(
+def linear_map(
     apply: Callable[[Tensor], Tensor],
     output_shape: tuple[int, ...],
     products: Sequence[Product],

@@ -41,9 +41,9 @@ BelowOne = Annotated[float, Limits(0, 1 - 1e-9)]
 Images = Annotated[int, Limits(0, MAX_IMAGES)]
 Count = Annotated[int, Limits(1, MAX_EPOCHS)]
 CountOrNone = Annotated[int, Limits(0, MAX_EPOCHS)]
-Scale = Annotated[float, Limits(1 / MAX_WEIGHT, MAX_WEIGHT)]
+ScaleFactor = Annotated[float, Limits(1 / MAX_WEIGHT, MAX_WEIGHT)]
 Weight = Annotated[float, Limits(0, MAX_WEIGHT)]
-Budget = Annotated[str, parse_fraction]
+BudgetText = Annotated[str, parse_fraction]
 
 
 def parse_budget(text: str, *, name: str = "budget") -> float:
@@ -160,15 +160,15 @@ class LossRecipe(Settings, table="loss"):
     """
 
     name: Literal["la", "ce", "ce+cr"] = "la"
-    temperature: Scale = 0.75
+    temperature: ScaleFactor = 0.75
     offset: Weight = 2.0
     beta: Weight = 5.0
     gamma: Weight = 0.5
     cr: Literal["radius", "margin"] = "radius"
-    scale: Scale = 1.0
+    scale: ScaleFactor = 1.0
     emma: bool = False
-    emma_eps: Budget = "108/255"
-    emma_start_eps: Budget = "3.6/255"
+    emma_eps: BudgetText = "108/255"
+    emma_start_eps: BudgetText = "3.6/255"
     emma_ramp: UnitInterval = 0.5
     teacher: UnitInterval = 0.0
     teacher_epochs: Count = 8

@@ -97,16 +97,16 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
 
 def differing_keys(left: Recipe, right: Recipe) -> list[str]:
     """Return the dotted keys whose values differ between two recipes, in the order of the file."""
-    a, b = flatten(as_plain(left)), flatten(as_plain(right))
+    a, b = dotted(as_plain(left)), dotted(as_plain(right))
     return [key for key in dict.fromkeys([*a, *b]) if a.get(key, ...) != b.get(key, ...)]
 
 
-def flatten(plain: Plain) -> Plain:
+def dotted(plain: Plain) -> Plain:
     """Return nested dicts as one dict with dotted keys."""
     flat: Plain = {}
     for key, value in plain.items():
         if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": entry for inner, entry in flatten(value).items()})
+            flat.update({f"{key}.{inner}": entry for inner, entry in dotted(value).items()})
         else:
             flat[key] = value
     return flat
@@ -126,7 +126,7 @@ def _assign(plain: Plain, key: str, text: str) -> None:
     if key == "model":
         plain["model"] = _named_architecture(text)
         return
-    known = flatten(plain)
+    known = dotted(plain)
     if key not in known:
         raise BronetError(f"unknown recipe key {key}; did you mean {nearest(key, known)}?")
     *tables, last = key.split(".")

@@ -14,7 +14,7 @@ from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.radius import implied_radius
 from bronet.recipe.schema import parse_budget
-from bronet.recipe.text import flatten
+from bronet.recipe.text import dotted
 from bronet.records import as_plain, csv_text
 from bronet.report.evidence import Evidence
 from bronet.run.folder import RunFolder
@@ -131,7 +131,7 @@ def setting_cells(runs: Sequence[Evidence]) -> list[list[str]]:
     """Return the settings in which the recipes differ, a column for each run; only a header if none can be told."""
     table = [["setting", *(run.name for run in runs)]]
     try:
-        recipes = [flatten(as_plain(RunFolder(run.folder).recipe)) for run in runs]
+        recipes = [dotted(as_plain(RunFolder(run.folder).recipe)) for run in runs]
     except BronetError:
         return table
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)

@@ -2,6 +2,6 @@
 
 from bronet.training.forecast import Forecast, forecast
 from bronet.training.loop import Interrupted
-from bronet.training.run import RunOptions, train
+from bronet.training.run import RunOptions, train_recipe
 
-__all__ = ["Forecast", "Interrupted", "RunOptions", "forecast", "train"]
+__all__ = ["Forecast", "Interrupted", "RunOptions", "forecast", "train_recipe"]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bronet.errors import BronetError
 from bronet.recipe.schema import Recipe
-from bronet.recipe.text import differing_keys, flatten, from_text, to_text
+from bronet.recipe.text import differing_keys, dotted, from_text, to_text
 from bronet.records import as_plain
 from bronet.run.folder import RunFolder
 from bronet.run.weights import check_fit, fitting, read_tensors, save_weights, write_tensors
@@ -135,7 +135,7 @@ def save_model(path: Path, model: nn.Module, *, recipe: Recipe, writes: bool = T
 
 def check_recipe(path: Path, stored: Recipe, wanted: Recipe) -> None:
     """Refuse to go on with another recipe than the one stored at `path`; name what differs."""
-    old, new = flatten(as_plain(stored)), flatten(as_plain(wanted))
+    old, new = dotted(as_plain(stored)), dotted(as_plain(wanted))
     if keys := differing_keys(stored, wanted):
         shown = ", ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys[:MAX_KEYS_SHOWN])
         more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""

@@ -26,12 +26,12 @@ from bronet.training.loop import Learner, training_loop
 from bronet.training.run import NUMBERS_PER_WEIGHT, RunOptions, checked_device, open_training
 from bronet.training.statistics import Display
 from bronet.training.teacher import Lessons
+from bronet.wording import GIB
 
 WARM_UP = {"cpu": 1, "cuda": 5}
 """Steps that are not counted: the first ones make an optimiser's state, and on a GPU record a graph."""
 MEASURED_STEPS = 50
 MEASURED_SECONDS = 4.0
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from bronet.recipe import find_recipe, override
 from bronet.recipe.schema import DataRecipe, Recipe
 from bronet.run.folder import RunFolder
 from bronet.run.own import own_architecture
-from bronet.training.run import RunOptions
-from bronet.training.run import train as train_run
+from bronet.training.run import RunOptions, train_recipe
 
 QUICKSTART = "digits/quickstart"
 
@@ -79,7 +78,7 @@ def train(
     if not plan.train.epochs:
         raise BronetError("train.epochs must be at least 1 to train, got 0")
     learner = Followed(model, plan.data.spec().shape, classes=plan.data.spec().classes)
-    run = train_run(
+    run = train_recipe(
         plan,
         folder,
         model=learner,

@@ -69,7 +69,7 @@ class RunOptions:
             raise BronetError(f"workers must be at least 0, got {self.workers}")
 
 
-def train(
+def train_recipe(
     recipe: Recipe,
     run_dir: Path | str,
     *,

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bronet.attack.judge import Logits, Progress, attack_image
+from bronet.attack.judge import Logits, attack_image
+from bronet.certificates.run import Progress
 from bronet.errors import BronetError
 from bronet.files import Json
 from bronet.layers import frozen

@@ -89,7 +89,7 @@ class Chosen(BaseModel):
         return self
 
 
-class Attack(Chosen):
+class AttackQuestion(Chosen):
     """An image and how hard to attack it."""
 
     eps: Eps
@@ -133,7 +133,7 @@ class Question(Future[Any]):
             self.set_exception(BusyError("the server is stopping"))
 
 
-Work = Callable[[Question], Any]
+Answering = Callable[[Question], Any]
 
 
 class Worker:
@@ -149,7 +149,7 @@ class Worker:
         self._open: set[Question] = set()
         self._stopped = False
 
-    def ask(self, work: Work) -> Question:
+    def ask(self, work: Answering) -> Question:
         """Put a piece of work at the end of the queue; raise `BusyError` if there is no place."""
         if self._stopped:
             raise BusyError("the server is stopping")
@@ -167,7 +167,7 @@ class Worker:
             question.give_up()
         self._thread.shutdown(wait=False)
 
-    def _work_out(self, question: Question, work: Work) -> None:
+    def _work_out(self, question: Question, work: Answering) -> None:
         # An answer that was given up takes no other.
         with contextlib.suppress(InvalidStateError):
             try:
@@ -193,7 +193,7 @@ def build_app(gallery: Gallery, worker: Worker) -> FastAPI:
     async def answer(number: int, work: Callable[[Served], Json]) -> JSONResponse:
         return JSONResponse(await asyncio.wrap_future(ask(number, lambda served, _: work(served))))
 
-    def search(number: int, attack: Attack, find: Search) -> ProgressResponse:
+    def search(number: int, attack: AttackQuestion, find: Search) -> ProgressResponse:
         def work(served: Served, question: Question) -> Json:
             effort = answers.Effort(attack.eps, attack.restarts, question.report)
             return find(served, _pixels(served, attack), effort)
@@ -227,11 +227,11 @@ def build_app(gallery: Gallery, worker: Worker) -> FastAPI:
         return await answer(number, lambda own: answers.drawn_answer(own, _pixels(own, drawn), change, drawn.eps))
 
     @app.post("/api/runs/{number}/attack")
-    async def attack_image(number: int, attack: Attack) -> ProgressResponse:
+    async def attack_image(number: int, attack: AttackQuestion) -> ProgressResponse:
         return search(number, attack, answers.attack_answer)
 
     @app.post("/api/runs/{number}/comparison")
-    async def attack_both(number: int, attack: Attack) -> ProgressResponse:
+    async def attack_both(number: int, attack: AttackQuestion) -> ProgressResponse:
         return search(number, attack, answers.comparison_answer)
 
     return app

@@ -124,7 +124,7 @@ def _evidence(folder: RunFolder, network: dict[str, str]) -> tuple[Evidence | No
     return evidence, ""
 
 
-def compare(model: nn.Module, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
+def compare_with_ordinary(model: nn.Module, network: ProvedNetwork, data: DataRecipe) -> Comparison | None:
     """Certify all test images of the digits, which takes a moment, and set the ordinary network beside them."""
     images, (ordinary, found) = load_images(data, "test"), read_ordinary()
     if network.image_shape != ORDINARY_SHAPE or len(images) != len(found):
@@ -199,5 +199,5 @@ class Gallery:
             classes=images.classes if images else names or numbered,
             samples=images.to(self._device) if images else None,
             remark=remark,
-            comparison=compare(model, network, data) if data.name == ORDINARY_DATA else None,
+            comparison=compare_with_ordinary(model, network, data) if data.name == ORDINARY_DATA else None,
         )

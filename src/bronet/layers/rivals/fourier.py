@@ -27,7 +27,7 @@ from bronet.proof.proved_map import (
     ProvedMap,
     arithmetic,
     gamma,
-    linear,
+    linear_map,
     norm_of_constant,
     norm_of_products,
     rounding_of_products,
@@ -92,7 +92,7 @@ class FourierConv2d(Convolution[GridKey, tuple[Tensor, ...]]):
         (W,) = matrices
         norm = largest_singular_value(W)
         apply, bound = (lambda x: apply_spectrum(x, W, frame.source)), up(norm * frame.norm**2)
-        proved = linear(apply, (self.out_channels, *size), _around(frame, W, norm), bound)
+        proved = linear_map(apply, (self.out_channels, *size), _around(frame, W, norm), bound)
         return replace(proved, remark=self.remark(W))
 
     def remark(self, W: Tensor) -> str:

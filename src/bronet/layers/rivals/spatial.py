@@ -29,7 +29,7 @@ from bronet.layers.convolution import Convolution, Options
 from bronet.ortho.orthogonal_maps import BJORCK_STEPS, bcop_kernel
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.rescaling import Rescaled, rescaled, reshapings, skew_kernel
-from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, linear, up
+from bronet.proof.proved_map import Product, ProvedMap, arithmetic, gamma, linear_map, up
 from bronet.proof.spectral import (
     absolute_convolution_norm,
     kept_size_norm,
@@ -68,7 +68,7 @@ class SpatialConv2d(Convolution[torch.dtype, Tensor]):
         norm, circular = self.kernel_norm(kernel, size), self.circular
         products = [Product(norm, absolute_convolution_norm(kernel), kernel[0].numel())]
         apply = lambda x: patch_convolution(x, kernel, circular=circular)  # noqa: E731
-        return linear(apply, (self.out_channels, *size), products, norm)
+        return linear_map(apply, (self.out_channels, *size), products, norm)
 
 
 class AOLConv2d(SpatialConv2d):
