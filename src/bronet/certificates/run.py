@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -288,8 +289,8 @@ def alignment(network: ProvedNetwork, images: ImageSet) -> Alignment:
     Those of a chain multiply to the whole, up to the head's own, which is one where the head is linear.
     """
     index = torch.arange(min(len(images), ALIGNMENT_IMAGES), device=images.labels.device)
-    parts = [images.pixels(part, dtype=torch.float64) for part in index.split(_IMAGES_WITH_GRADIENTS)]
-    whole, layers = (torch.cat(shares) for shares in zip(*(_shares(network, part) for part in parts), strict=True))
+    parts = of_parts(partial(_shares, network), images.pixels(index, dtype=torch.float64), _IMAGES_WITH_GRADIENTS)
+    whole, layers = (torch.cat(shares) for shares in zip(*parts, strict=True))
     medians = layers.median(dim=0).values.tolist()
     shares = tuple(None if math.isnan(share) else round(share, ALIGNMENT_DIGITS) for share in medians)
     return Alignment(images=len(index), median=round(float(whole.median()), ALIGNMENT_DIGITS), layers=shares)
