@@ -81,6 +81,17 @@ def test_the_speed_page_sets_a_cpu_beside_others_as_the_committed_rows_do() -> N
         assert f"| {work} | {times['bronet']:.1f} ms | {' | '.join(cells)} |" in page
 
 
+def test_the_speed_page_tells_what_certificates_take_as_the_committed_rows_do() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    rows = read_rows(ComparedRow, ROOT / "lab" / "results" / "bench" / "cpu-certify.csv", advice="")
+    pairs = [(row, other) for row, other in zip(rows[::2], rows[1::2], strict=True) if row.work == other.work]
+    assert len(pairs) == len(rows) / 2 > 2
+    for row, before in pairs:
+        assert (row.contender, before.contender, before.threads) == ("bronet", "before", row.threads)
+        times = (row.ms, before.ms, row.processor_ms, before.processor_ms)
+        assert f"| {row.work} | {row.threads} | {' | '.join(f'{ms:,.0f} ms' for ms in times)} |" in page
+
+
 def test_the_rivals_page_shows_the_committed_comparison() -> None:
     page = (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
     assert (ROOT / "lab" / "results" / "bench" / "equal-budget" / "equal-budget.md").read_text(encoding="utf-8") in page
