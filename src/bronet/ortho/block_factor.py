@@ -14,8 +14,8 @@ from torch import Tensor
 from bronet.ortho.products import is_traced, memoized, product
 from bronet.ortho.spd import TILE, add_ridge, lacking_shift
 
-# Gram matrices of at least so many rows are computed without most of their upper half.
-_HALVED = 512
+# Rows from which a Gram matrix is worth a loop of its own.
+_LARGE = 256
 _PROBES = 4
 
 
@@ -60,13 +60,23 @@ class Stacked:
         return y[..., :m]
 
     def gram(self) -> "Stacked":
-        """Return V*V."""
-        re = _real_gram(self.parts)
-        if not self.is_complex:
-            return Stacked(re, False)
-        m = self.parts.shape[1] // 2
-        across = product(self.parts[:, :m].mT, self.parts[:, m:])
-        return Stacked(torch.cat((re, across - across.mT), dim=1), True)
+        """Return V*V; of large matrices one by one, without most of the upper half of its real part."""
+        n, m, h = self.parts.shape[2], self.parts.shape[1] // (1 + self.is_complex), self.parts.shape[2] // 2
+        S = self.parts.new_empty(len(self.parts), n * (1 + self.is_complex), n)
+        if n < _LARGE:
+            S[:, :n] = product(self.parts.mT, self.parts)
+            if self.is_complex:
+                across = product(self.parts[:, :m].mT, self.parts[:, m:])
+                torch.sub(across, across.mT, out=S[:, n:])
+            return Stacked(S, self.is_complex)
+        for K, out in zip(self.parts, S, strict=True):
+            rows = K.mT.contiguous()
+            lower = product(rows[h:], rows.mT)
+            out[:h, :h], out[:h, h:], out[h:n] = product(rows[:h], rows[:h].mT), lower[:, :h].mT, lower
+            if self.is_complex:
+                across = product(K[:m].mT, K[m:])
+                torch.sub(across, across.mT, out=out[n:])
+        return Stacked(S, self.is_complex)
 
     def outer(self, other: "Stacked") -> "Stacked":
         """Return V U* for another U."""
@@ -88,16 +98,6 @@ class Stacked:
         if self.is_complex:
             self.parts[:, self.parts.shape[1] // 2 :].neg_()
         return self
-
-
-def _real_gram(K: Float[Tensor, "f m n"]) -> Float[Tensor, "f n n"]:
-    n = K.shape[2]
-    if n < _HALVED:
-        return product(K.mT, K)
-    left, right = K[..., : n // 2].contiguous(), K[..., n // 2 :].contiguous()
-    across = product(left.mT, right)
-    upper, lower = torch.cat((_real_gram(left), across), dim=2), torch.cat((across.mT, _real_gram(right)), dim=2)
-    return torch.cat((upper, lower), dim=1)
 
 
 @dataclass(frozen=True)
