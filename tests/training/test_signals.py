@@ -14,13 +14,13 @@ SCRIPT = f"""
 import sys
 import torch
 from bronet.recipe import named_recipe, override
-from bronet.training import Interrupted, train
+from bronet.training import Interrupted, train_recipe
 
 torch.set_num_threads(1)
 small = ["model.width=8", "model.depth=1", "model.dense_depth=1", "model.dense_width=16", "data.held_out=1097"]
 recipe = override(named_recipe("digits/quickstart"), [*small, "train.epochs={LONG}", "train.checkpoint_every={LONG}"])
 try:
-    train(recipe, sys.argv[1])
+    train_recipe(recipe, sys.argv[1])
 except Interrupted as stopped:
     print(stopped)
     sys.exit(stopped.exit_code)
