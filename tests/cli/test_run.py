@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_the_work(
 
     monkeypatch.setattr(Path, "touch", refused)
     told = refusal("certify", str(trained), "--limit", "10")
-    assert f"could not write {trained}" in told
+    assert f"could not write to {trained}" in told
     assert "certifying" not in told
 
 

@@ -216,8 +216,9 @@ def pixels_first(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     if is_traced():
         return x
     pixels, by_batch = x.permute(0, 2, 3, 1), x.permute(2, 3, 1, 0)
-    moves_at_once = x.is_contiguous() and (torch.get_num_threads() > 1 or x.shape[1] < _FEW_CHANNELS)
-    if pixels.is_contiguous() or moves_at_once or not _moves_matrices(x):
+    if pixels.is_contiguous() or not _moves_matrices(x):
+        return x.contiguous(memory_format=torch.channels_last)
+    if x.is_contiguous() and (x.shape[1] < _FEW_CHANNELS or torch.get_num_threads() > 1):
         return x.contiguous(memory_format=torch.channels_last)
     if by_batch.is_contiguous():
         return by_batch.reshape(-1, len(x)).mT.contiguous().view(pixels.shape).permute(0, 3, 1, 2)
