@@ -182,6 +182,8 @@ def negative(out: Value, input: Value) -> ProvedMap:
 
 def _constant(value: Any, x: Value) -> Tensor:
     """Return a constant of one image's activations, which it must not make larger nor have batches of its own."""
+    if isinstance(value, Tensor) and value.is_complex():
+        raise NoRuleError("complex constants are not bounded")
     tensor = value.double() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
     if tensor.ndim > len(x.shape) and tensor.shape[0] == 1:
         tensor = tensor[0]
@@ -213,6 +215,8 @@ def subtract(out: Value, input: Any, other: Any) -> ProvedMap:
 
 
 def _sum(apply: Apply, out: Value, a: Value, b: Value) -> ProvedMap:
+    if len(a.shape) != len(b.shape):  # the batch of one would be laid along an axis of the other
+        raise NoRuleError("images of a batch must not influence one another: only as many axes can be added")
     lost = arithmetic().underflow
     plain = ProvedMap(apply, out.shape, 1.0, gamma(1), lost, "sum of its inputs' constants")
     # One that is repeated along axes of size one has its distances stretched by a root.
