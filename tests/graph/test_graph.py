@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bronet import BROLinear, BronetError, Chain, check, prove
 from bronet.attack.search import autoattack, l2_pgd
 from bronet.graph import CertifiableModel
+from bronet.graph.network import of_parts
 from bronet.layers import BROConv2d, Flatten, LastLayerNormalized, MaxMin, Normalization
 from jacobian import largest_stretch, singular_values
 
@@ -260,6 +261,12 @@ class AcrossTheBatch(nn.Module):
         return x - x.mean(0)  # mixes
 
 
+class EveryPair(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x + x[:, None]  # pairs up
+        return pairs.amax(1)
+
+
 class Squared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * x  # multiplies
@@ -309,6 +316,7 @@ class Picking(nn.Module):
     [
         (Deciding(), "decides"),
         (AcrossTheBatch(), "mixes"),
+        (EveryPair(), "pairs up"),
         (Squared(), "multiplies"),
         (Unknown(), "sums up"),
         (Views(), "writes"),
@@ -327,6 +335,22 @@ def test_a_refusal_names_file_and_line(model: nn.Module, word: str) -> None:
     found = check(model, (4,))
     assert found.lipschitz is None
     assert __file__ in found.explanation
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 5])
+def test_no_thread_is_given_a_part_without_images(images: int) -> None:
+    torch.set_num_threads(2)
+    x = torch.rand(images, 4)
+    parts = of_parts(lambda part: part, x, at_once=1)
+    assert [len(part) for part in parts] == [1] * images
+    assert torch.equal(torch.cat(parts), x)
+
+
+def test_no_images_are_refused_in_one_line() -> None:
+    network = prove(nn.Linear(4, 3), (4,))
+    for compute in (network.certify, network.logits):
+        with pytest.raises(BronetError, match="images must be at least one, got none"):
+            compute(torch.zeros(0, 4))
 
 
 class ByTheirNumber(nn.Module):

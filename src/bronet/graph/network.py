@@ -182,6 +182,8 @@ class ProvedNetwork:
     def _checked(self, images: Tensor) -> Tensor:
         if images.ndim != len(self.image_shape) + 1 or tuple(images.shape[1:]) != self.image_shape:
             raise BronetError(f"images must have shape (batch, {self.image_shape}), got {tuple(images.shape)}")
+        if len(images) == 0:
+            raise BronetError("images must be at least one, got none")
         if not images.is_floating_point():
             raise BronetError(f"images must be floating point in [0, 1], got {images.dtype}; divide uint8 by 255")
         if images.device != self.device:
@@ -234,7 +236,7 @@ def of_parts(compute: Callable[[Tensor], T], images: Float[Tensor, "b ..."], at_
     threads = torch.get_num_threads()
     if images.device.type != "cpu" or threads == 1 or len(images) < threads * min(at_once, _DOZEN):
         return [compute(part) for part in images.split(at_once)]
-    count = -(-len(images) // (at_once * threads)) * threads
+    count = min(len(images), -(-len(images) // (at_once * threads)) * threads)
     alone = torch.no_grad()(compute)  # each thread has a mode of its own
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
