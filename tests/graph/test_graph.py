@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bronet import BROLinear, BronetError, Chain, check, prove
 from bronet.attack.search import autoattack, l2_pgd
 from bronet.graph import CertifiableModel
 from bronet.graph.network import of_parts
+from bronet.graph.reading import read
 from bronet.layers import BROConv2d, Flatten, LastLayerNormalized, MaxMin, Normalization
 from jacobian import largest_stretch, singular_values
 
@@ -351,6 +353,16 @@ def test_no_images_are_refused_in_one_line() -> None:
     for compute in (network.certify, network.logits):
         with pytest.raises(BronetError, match="images must be at least one, got none"):
             compute(torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize(
+    "module", [nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(3), nn.Upsample(scale_factor=2), nn.MaxPool2d(2), nn.Hardtanh()]
+)
+def test_windows_are_computed_on_the_device_of_their_images(module: nn.Module) -> None:
+    (operation,) = read(module, (3, 4, 4)).operations
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 3, 4, 4, dtype=torch.float64, device="cuda")
+        assert operation.proved.apply(x).device.type == "cuda"
 
 
 class ByTheirNumber(nn.Module):

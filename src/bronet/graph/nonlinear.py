@@ -178,7 +178,11 @@ def _largest(apply: Apply, out: Value, windows: Sequence[Tensor]) -> ProvedMap:
 
 def _separable(units: Sequence[Tensor], out: Value) -> ProvedMap:
     R, C = (images.mT.clone() for images in units)
-    return linear_map(lambda x: R @ (x @ C.mT), out.shape, [product_with(C), product_with(R)], remark=BY_DEFINITION)
+
+    def apply(x: Tensor) -> Tensor:  # on whatever device its images are
+        return R.to(x.device) @ (x @ C.to(x.device).mT)
+
+    return linear_map(apply, out.shape, [product_with(C), product_with(R)], remark=BY_DEFINITION)
 
 
 @rule_of("max_pool2d")
