@@ -132,9 +132,13 @@ def read_certificate_rows(path: Path) -> list[Row]:
 
 def targeted_table(rows: Sequence[Row], radii: Sequence[Sequence[float]]) -> str:
     """Return targeted radii as CSV text, a line for each image: entry j is the proved distance to class j."""
-    header = [*_FIRST, *(f"class_{j}" for j in range(len(radii[0])))]
+    header = _targeted_header(len(radii[0]))
     lines = ([row.index, row.prediction, *map(repr, of_row)] for row, of_row in zip(rows, radii, strict=True))
     return csv_text([header, *lines])
+
+
+def _targeted_header(classes: int) -> list[str]:
+    return [*_FIRST, *(f"class_{j}" for j in range(classes))]
 
 
 def read_targeted(path: Path, images: int) -> list[Targeted]:
@@ -145,6 +149,8 @@ def read_targeted(path: Path, images: int) -> list[Targeted]:
         indices = [int(cells[0]) for cells in lines]
     except (ValueError, IndexError) as error:
         raise BronetError(f"cannot read targeted radii from {path} ({error}); {ADVICE}") from None
+    if header != (columns := _targeted_header(len(header) - len(_FIRST))):
+        raise BronetError(f"{path}, line 1: header must be {','.join(columns)}, got {','.join(header)}; {ADVICE}")
     if indices != list(range(images)) or any(len(line.radii) != len(header) - len(_FIRST) for line in found):
         raise BronetError(f"{path} must have one whole line for each of the {images} images, in order; {ADVICE}")
     return found
