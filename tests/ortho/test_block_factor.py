@@ -33,17 +33,16 @@ def test_a_factor_in_blocks_solves_the_gram_matrix(n: int, is_complex: bool) -> 
     assert_close(stacked(V).gram().parts, stacked(V.mH @ V).parts)
     factor = BlockFactor.of_gram(stacked(V), RIDGE)
     assert_close(factor.solve(as_rows(z)), as_rows(torch.linalg.solve(S, z)))
-    assert_close(factor.half_solve(as_rows(z)), as_rows(torch.linalg.solve(torch.linalg.cholesky(S), z)))
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_stacked_matrices_multiply_as_complex_ones(is_complex: bool) -> None:
-    V, U = drawn(2, 7, 4, is_complex=is_complex), drawn(2, 6, 4, is_complex=is_complex, seed=1)
+    V = drawn(2, 7, 4, is_complex=is_complex)
     u, p = drawn(2, 7, 3, is_complex=is_complex, seed=2), drawn(2, 4, 3, is_complex=is_complex, seed=3)
     assert_close(stacked(V).conjugate_after(as_rows(u)), as_rows(V.mH @ u))
     assert_close(stacked(V).conjugate_after(as_rows(u[:, :5])), as_rows(V[:, :5].mH @ u[:, :5]))
     assert_close(stacked(V).transpose_after(as_rows(p)), as_rows(V @ p))
-    assert_close(stacked(V).outer(stacked(U)).parts, stacked(V @ U.mH).parts)
+    assert_close(stacked(V).outer().parts, stacked(V @ V.mH).parts)
 
 
 @pytest.mark.parametrize("is_complex", [False, True])

@@ -110,7 +110,7 @@ def test_every_form_of_evaluation_equals_the_textbook_form(images: int, c_in: in
     x, V = draw(images, c_in, 5, 4), draw(max(c_in, c_out), 2, 3, 3, seed=1)
     geometry = geometry_for((5, 4), c_out, 1, keep=keep)
     dense = replace(geometry, dense=True)
-    forms: list[Form] = [ByFactor(geometry), ByFrequency(dense)]
+    forms: list[Form] = [ByFactor(geometry), ByFrequency(dense, few=True), ByFrequency(dense, few=False)]
     if not keep:
         forms += [ByPixels(dense), InSpace(geometry)]
     expected = textbook_bro_convolution(x, V, c_out=c_out, keep_padding=keep, ridge=RIDGE)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.products import is_traced, memoized, product
+from bronet.ortho.products import memoized, product
 from bronet.ortho.spd import TILE, add_ridge, lacking_shift
 
 # Rows from which a Gram matrix is worth a loop of its own.
@@ -30,9 +30,6 @@ class Stacked:
         """Return rows whose product with `parts` is rows conj(V), and whose transpose gives the gradient of V."""
         if not self.is_complex:
             return rows
-        if rows.requires_grad or is_traced():  # so that torch can differentiate it
-            re, im = rows.chunk(2, dim=1)
-            return torch.cat((rows, torch.cat((im, -re), dim=1)), dim=2)
         (f, both, m), b = rows.shape, rows.shape[1] // 2
         y = rows.new_empty(f, both, 2 * m)
         y[..., :m] = rows
@@ -47,7 +44,7 @@ class Stacked:
         if k == m:
             return product(rows, self.parts)
         y = product(rows[..., :k], self.parts[:, :k])
-        return y + product(rows[..., k:], self.parts[:, m : m + k]) if self.is_complex else y
+        return y.add_(product(rows[..., k:], self.parts[:, m : m + k])) if self.is_complex else y
 
     def transpose_after(self, rows: Float[Tensor, "f parts_b n"]) -> Float[Tensor, "f parts_b m"]:
         """Return rows V', which is V p for the columns p that the rows are."""
@@ -78,15 +75,13 @@ class Stacked:
                 torch.sub(across, across.mT, out=out[n:])
         return Stacked(S, self.is_complex)
 
-    def outer(self, other: "Stacked") -> "Stacked":
-        """Return V U* for another U."""
+    def outer(self) -> "Stacked":
+        """Return V V*."""
         if not self.is_complex:
-            return Stacked(product(self.parts, other.parts.mT), False)
-        (re, im), (other_re, other_im) = self.parts.chunk(2, dim=1), other.parts.chunk(2, dim=1)
-        wide = product(torch.cat((re, im), dim=2), torch.cat((other_re, other_im), dim=2).mT)
-        across = product(im, other_re.mT)
-        across = across - (across.mT if other is self else product(re, other_im.mT))
-        return Stacked(torch.cat((wide, across), dim=1), True)
+            return Stacked(product(self.parts, self.parts.mT), False)
+        re, im = self.parts.chunk(2, dim=1)
+        wide, across = torch.cat((re, im), dim=2), product(im, re.mT)
+        return Stacked(torch.cat((product(wide, wide.mT), across - across.mT), dim=1), True)
 
     def block(self, rows: slice, columns: slice) -> "Stacked":
         """Return a copy of a block of square matrices."""
@@ -151,10 +146,6 @@ class BlockFactor:
             factor = cls(_factored(S))
         return factor
 
-    def half_solve(self, rows: Float[Tensor, "f parts_b n"]) -> Float[Tensor, "f parts_b n"]:
-        """Return L^-1 z for the columns z that the rows are."""
-        return self.root.forwards(rows)
-
     def solve(self, rows: Float[Tensor, "f parts_b n"]) -> Float[Tensor, "f parts_b n"]:
         """Return S^-1 z for the columns z that the rows are."""
         return self.root.backwards(self.root.forwards(rows))
@@ -202,5 +193,5 @@ def _factored(S: Stacked) -> _Tile | _Blocks:
     rows = first.forwards(S.block(tail, head).conjugate_().parts)
     below = Stacked(rows.contiguous(), S.is_complex).conjugate_()
     rest = S.block(tail, tail)
-    rest.parts.sub_(below.outer(below).parts)
+    rest.parts.sub_(below.outer().parts)
     return _Blocks(first, below, _factored(rest))

@@ -37,7 +37,7 @@ class _Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Frequencies:
+class _Frequencies:
     """D with the self-conjugate frequencies last and without their rows of zeros."""
 
     D: RealDFT
@@ -80,8 +80,7 @@ class FrequencyReflection(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, V: Tensor, geometry: Geometry) -> Tensor:  # type: ignore[no-untyped-def, override]
         (c_in, c_out), scale, pixels = (x.shape[1], geometry.c_out), scale_of(V), _pixels(x)
-        source, taps = geometry.windows.source, (V.shape[2], V.shape[3])
-        frequencies = frequencies_of(source, taps, dense=geometry.dense, dtype=V.dtype)
+        frequencies = _frequencies_for(geometry, V)
         kernels, spectra = frequencies.kernels(V, scale), frequencies.analysis(pixels)
         factors = [BlockFactor.of_gram(K, geometry.ridge) for K in kernels]
         v = x.new_empty(len(frequencies), len(x), c_out)
@@ -129,27 +128,12 @@ def _joined(a: Tensor, b: Tensor, parts: int) -> Tensor:
     return torch.cat((a.unflatten(1, (parts, -1)), b.unflatten(1, (parts, -1))), dim=2).flatten(1, 2)
 
 
-def adjoint_reflectors(V: Float[Tensor, "c n k k"], c_in: int, geometry: Geometry) -> list[Stacked]:
-    """Return the adjoint of E - 2 Q Q*, of c_in x c_out, for each kind of frequency."""
-    taps = (V.shape[2], V.shape[3])
-    frequencies = frequencies_of(geometry.windows.source, taps, dense=geometry.dense, dtype=V.dtype, at_once=None)
-    matrices = []
-    for K in frequencies.kernels(V, scale_of(V)):
-        kernel = Stacked(K.parts.clone(), K.is_complex).conjugate_()
-        Q = BlockFactor.of_gram(K, geometry.ridge).half_solve(kernel.parts)  # of conjugates
-        Q = Q.unflatten(1, (1 + K.is_complex, -1))
-        Q_in, Q_out = (Stacked(Q[:, :, :c].flatten(1, 2), K.is_complex) for c in (c_in, geometry.c_out))
-        W = Q_in.outer(Q_out)
-        W.parts.mul_(-2)[:, :c_in].diagonal(dim1=1, dim2=2).add_(1)
-        matrices.append(W.conjugate_())
-    return matrices
+def _frequencies_for(geometry: Geometry, V: Tensor) -> _Frequencies:
+    return _frequencies(geometry.windows.source, (V.shape[2], V.shape[3]), dense=geometry.dense, dtype=V.dtype)
 
 
 @memoized(64)
-def frequencies_of(
-    window: Window, taps: tuple[int, int], *, dense: bool, dtype: torch.dtype, at_once: int | None = _AT_ONCE
-) -> Frequencies:
-    """Return them, at most so many of a kind together."""
+def _frequencies(window: Window, taps: tuple[int, int], *, dense: bool, dtype: torch.dtype) -> _Frequencies:
     place = torch.device("cpu")
     D = real_dft(window, dense=dense, dtype=dtype, device=place)
     basis = kernel_basis(window.grid, taps, dense=dense, dtype=dtype, device=place).unflatten(0, (2, -1))
@@ -158,9 +142,8 @@ def frequencies_of(
     if isinstance(D, DenseDFT):
         rows = D.matrix.unflatten(0, (-1, 2))
         D = DenseDFT(torch.cat((rows[~alone].flatten(0, 1), rows[alone, 0])))
-    most = at_once or len(basis[0])
-    chunks = (_Kind(parts, few) for parts, basis in kinds for few in basis.split(parts * most) if len(few))
-    return Frequencies(D, tuple(chunks))
+    chunks = (_Kind(parts, few) for parts, basis in kinds for few in basis.split(parts * _AT_ONCE) if len(few))
+    return _Frequencies(D, tuple(chunks))
 
 
 def _pixels(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "pixels b c"]:

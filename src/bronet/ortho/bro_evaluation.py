@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.block_factor import Stacked
-from bronet.ortho.bro_by_frequency import Frequencies, FrequencyReflection, adjoint_reflectors, frequencies_of
-from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_first, pixels_of, reflector_factor
+from bronet.ortho.bro_by_frequency import FrequencyReflection
+from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
 from bronet.ortho.products import is_traced, memoized, product
-from bronet.ortho.real_dft import Window, frequencies
+from bronet.ortho.real_dft import frequencies, rows_of_channels
 
 # Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
@@ -28,6 +27,7 @@ _PRODUCT, _CONVOLUTION, _TRANSFORM, _BYTE = 0.02, 0.009, 0.3, 0.03
 _FLOAT, _COMPLEX = 4, 8
 # What a frequency takes besides its products: to begin them, and a share for copies.
 _START, _COPIES = 3e5, 1.5
+_FEW_IMAGES = 15
 
 Weights = tuple[Tensor, ...]
 
@@ -115,48 +115,38 @@ class InSpace(Form):
 
 @dataclass(frozen=True)
 class ByFrequency(Form):
-    """D' W D with the matrix W of every frequency, images as rows."""
+    """D' W D with the matrix W of every frequency; for few images as rows, and then without the zeros of its copies."""
+
+    few: bool
 
     def derive(self, V: Tensor, c_in: int) -> Weights:
-        return tuple(W.parts for W in adjoint_reflectors(V, c_in, self.geometry))
+        W = frequency_matrices(V, c_in, self.geometry)
+        return (W[..., :c_in].mT.contiguous() if self.few else W,)
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
-        windows, b = self.geometry.windows, len(x)
-        source, target = (self.transform(window, x.dtype) for window in (windows.source, windows.target))
-        spectra = source.analysis(pixels_first(x).permute(2, 3, 0, 1).flatten(0, 1))
-        pairs = zip(spectra, weights, source.kinds, strict=True)
-        v = [Stacked(W, kind.parts == 2).conjugate_after(u).view(-1, b * W.shape[2]) for u, W, kind in pairs]
-        y = product(target.D.factors()[0].mT, torch.cat(v)).view(*windows.target.size, b, -1)
-        return y.permute(2, 3, 0, 1)
-
-    def transform(self, window: Window, dtype: torch.dtype) -> Frequencies:
-        """Return the Fourier transform of a window."""
-        return frequencies_of(window, (1, 1), dense=True, dtype=dtype, at_once=None)
+        pixels = pixels_of(x)
+        source, target = self.geometry.bases(pixels)
+        u, (W,) = source.analysis(pixels), weights
+        v = _complex_rows(u, W) if self.few else product(W, u)
+        return images_of(target.synthesis(v), self.geometry.windows.target)
 
     def cost(self, shapes: Shapes) -> float:
-        H, W = self.geometry.windows.source.grid
-        entries = H * W * shapes.c_in * shapes.c_out
-        return self.transform_cost(shapes) + entries * (2 * shapes.images * _PRODUCT + _FLOAT * _BYTE)
+        entries = self.frequencies * shapes.c_in * shapes.c_out
+        weights = entries * (_COMPLEX if self.few else 2 * _COMPLEX) * _BYTE
+        return self.transform_cost(shapes) + 4 * entries * shapes.images * _PRODUCT + weights
 
 
 @dataclass(frozen=True)
-class ByPixels(ByFrequency):
+class ByPixels(Form):
     """Matrices from pixels to pixels: three instead of four along an axis of two pixels (`_bilinear`)."""
 
     def derive(self, V: Tensor, c_in: int) -> Weights:
-        transform = self.transform(self.geometry.windows.source, V.dtype)
-        of_pairs, matrices = self._in_products(V)[0], adjoint_reflectors(V, c_in, self.geometry)
-        M = V.new_zeros(len(of_pairs), matrices[0].parts.shape[2] * c_in)
-        rows = transform.D.factors()[0].split([len(kind.basis) for kind in transform.kinds])
-        for W, D in zip(matrices, rows, strict=True):
-            re, im = D[:: 1 + W.is_complex], D[1 :: 1 + W.is_complex]  # the latter only of complex frequencies
-            shares = [torch.einsum("fi,fj->ijf", re, re)]
-            if W.is_complex:
-                across = torch.einsum("fi,fj->ijf", re, im)
-                shares = [shares[0] + torch.einsum("fi,fj->ijf", im, im), across - across.transpose(0, 1)]
-            share = torch.stack(shares, dim=-1).flatten(2).flatten(0, 1)
-            M += (of_pairs @ share) @ W.parts.view(-1, M.shape[1])
-        return (M.view(len(M), c_in, -1),)
+        W = frequency_matrices(V, c_in, self.geometry)
+        source, target = (basis.factors()[0].unflatten(0, (-1, 2)) for basis in self.geometry.bases(W))
+        blocks = W.unflatten(2, (2, c_in)).unflatten(1, (2, -1))
+        pairs = torch.einsum("frp,frosi,fsq->pqio", target, blocks, source).flatten(0, 1)
+        of_pairs = self._in_products(W)[0]
+        return ((of_pairs @ pairs.flatten(1)).view(-1, *pairs.shape[1:]),)
 
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
         (M,), pixels = weights, pixels_of(x)
@@ -229,8 +219,27 @@ def training_form(
 
 def _forms(geometry: Geometry, shapes: Shapes, taps: tuple[int, int]) -> Iterator[Form]:
     yield ByFactor(geometry)
-    yield ByFrequency(dense := replace(geometry, dense=True))
+    yield ByFrequency(dense := replace(geometry, dense=True), shapes.images <= _FEW_IMAGES)
     if geometry.windows.source == geometry.windows.target:
         yield ByPixels(dense)
     if fits(geometry, taps):
         yield InSpace(geometry)
+
+
+def frequency_matrices(V: Float[Tensor, "c n k k"], c_in: int, geometry: Geometry) -> Float[Tensor, "f two_out two_in"]:
+    """Return E - 2 Q Q' at every frequency, as real blocks [[Re W, -Im W], [Im W, Re W]]."""
+    Q = reflector_factor(V, geometry)
+    W = rows_of_channels(Q, geometry.c_out) @ rows_of_channels(Q, c_in).mT
+    blocks = W.mul_(-2).unflatten(2, (2, c_in)).unflatten(1, (2, -1))
+    for part in (0, 1):
+        blocks[:, part, :, part].diagonal(dim1=1, dim2=2).add_(1)
+    return W
+
+
+def _complex_rows(u: Float[Tensor, "f two_in b"], W: Float[Tensor, "f c_in two_out"]) -> Float[Tensor, "f two_out b"]:
+    """Return W u for W given as (Re W, Im W) transposed, side by side."""
+    f, b = len(u), u.shape[2]
+    rows = u.unflatten(1, (2, -1)).mT.reshape(f, 2 * b, -1)
+    re, im = (rows @ W).view(f, 2, b, 2, -1).unbind(1)
+    v = torch.stack((re[:, :, 0] - im[:, :, 1], re[:, :, 1] + im[:, :, 0]), dim=1)
+    return v.mT.flatten(1, 2)
