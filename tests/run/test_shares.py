@@ -1,6 +1,8 @@
 """Certifying and attacking in several processes gives the bytes of one; other commands run in the first alone."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,34 @@ def test_certifying_goes_on_from_what_is_there_and_takes_nothing_else(runs: tupl
     certify_run(runs[1], limit=10)  # of other images: nothing of it is taken
     assert verify_run(runs[1]).images == 10
     assert not list(runs[1].glob(".*"))
+
+
+def _emptied(part: dict[str, list[object]]) -> None:
+    part["rows"], part["rounding"] = [], []
+
+
+def _shortened(part: dict[str, list[object]]) -> None:
+    part["rows"].pop()
+    part["rounding"].pop()
+
+
+@pytest.mark.parametrize(
+    ("forge", "words"),
+    [(_emptied, "must be of the same images"), (_shortened, r"parts must hold each of the \d+ images once")],
+)
+def test_parts_that_lack_images_are_refused_in_one_line(
+    forge: Callable[[dict[str, list[object]]], None], words: str, runs: tuple[Path, Path]
+) -> None:
+    for share in SHARES[:2]:
+        with pytest.raises(ShareDone):
+            certify_run(runs[0], limit=LIMIT, batch_size=40, share=share)
+    path = next(runs[0].glob(".certificate.parts/*.json"))
+    part = json.loads(path.read_text())
+    forge(part)
+    path.write_text(json.dumps(part))
+    with pytest.raises(BronetError, match=words):
+        certify_run(runs[0], limit=LIMIT, batch_size=40)
+    assert not (runs[0] / "certificate.json").exists()
 
 
 def test_shares_of_an_attack_are_that_of_one_process(runs: tuple[Path, Path]) -> None:

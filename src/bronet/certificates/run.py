@@ -114,6 +114,8 @@ def certify_run(
             progress(sum(len(part.rows) for part in found), len(images))
         found.sort(key=lambda part: part.rows[0].index)
         rows = as_recorded(row for part in found for row in part.rows)
+        if [row.index for row in rows] != list(range(len(images))) or any(bool(p.targeted) != targeted for p in found):
+            raise BronetError(f"{parts.folder} must hold each of the {len(images)} images once; remove it")
         rounding = [amount for part in found for amount in part.rounding]
         seconds = time.perf_counter() - start
         if file_hash(run.weights) != weights:
@@ -157,6 +159,10 @@ class CertifiedImages:
     rows: tuple[Row, ...]
     rounding: tuple[float, ...]
     targeted: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.rows) == len(self.rounding) > 0 or len(self.targeted) not in (0, len(self.rows)):
+            raise BronetError(f"rows, rounding and targeted must be of the same images, got {len(self.rows)} rows")
 
 
 def images_at_once(device: torch.device, wanted: int | None = None) -> int:
