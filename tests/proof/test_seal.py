@@ -1,6 +1,8 @@
 """A proof owns all that it computes with: nothing done to the model afterwards reaches it."""
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -128,3 +130,15 @@ class Open(MaxMin):
 def test_a_proved_map_that_refers_to_a_module_is_refused() -> None:
     with pytest.raises(BronetError, match="refers to a Open"):
         prove(_small(Open()))
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    part: object
+
+
+@pytest.mark.parametrize("hide", [Slotted, lambda module: deque([module]), lambda module: Slotted(deque([module]))])
+def test_a_module_is_found_in_whatever_holds_it(hide: Callable[[nn.Module], object]) -> None:
+    module = nn.ReLU()
+    held = hide(module)
+    assert module in held_by(lambda x: (x, held)[0])

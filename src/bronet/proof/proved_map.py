@@ -17,6 +17,7 @@ reaches through names of its own file is not looked at; such names should be fun
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -253,6 +254,8 @@ def _parts_of(value: object) -> Iterable[object]:
             return ()
         case dict():
             return value.values()
-        case tuple() | list() | set() | frozenset():
+        case tuple() | list() | set() | frozenset() | deque():
             return value
-    return (getattr(value, name, None) for name in _HOLDING)
+    slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+    names = (name for own in slots for name in ([own] if isinstance(own, str) else own))
+    return (getattr(value, name, None) for name in (*_HOLDING, *names))
