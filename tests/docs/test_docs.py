@@ -59,18 +59,18 @@ def test_the_speed_page_shows_the_published_times_and_how_much_faster_ours_are()
         assert line.split(" | ")[1:4] == [f"{theirs:g} ms", f"{mine:.2f} ms", f"{theirs / mine:.1f}"]
 
 
-def processor_ms(name: str) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of processor time by work and contender."""
+def clock_ms(name: str) -> dict[str, dict[str, float]]:
+    """Return the milliseconds on the clock by work and contender."""
     times: dict[str, dict[str, float]] = {}
     for row in read_rows(ComparedRow, ROOT / "lab" / "results" / "bench" / name, advice=""):
-        times.setdefault(row.work, {})[row.contender] = row.processor_ms
+        times.setdefault(row.work, {})[row.contender] = row.ms
     return times
 
 
 def test_the_speed_page_sets_a_cpu_beside_others_as_the_committed_rows_do() -> None:
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    before, now = processor_ms("cpu-compared-before.csv"), processor_ms("cpu-compared.csv")
-    published = processor_ms("cpu-published.csv")
+    before, now = clock_ms("cpu-compared-before.csv"), clock_ms("cpu-compared.csv")
+    published = clock_ms("cpu-published.csv")
     assert len(now) > 10
     for work, times in now.items():
         others = [before.get(work, {}), times, published.get(work, {})]
