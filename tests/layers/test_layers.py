@@ -22,6 +22,7 @@ from bronet.layers import (
 from bronet.layers.base import batch_first
 from bronet.layers.regularized_conv import convolve_patches
 from bronet.layers.shape import _MovedWindows, cut_windows
+from bronet.proof.proved_map import ProvedMap
 from jacobian import singular_values
 
 KINDS = ["normal", "zero", "duplicate", "tiny", "huge", "kaiming"]
@@ -296,3 +297,21 @@ def test_frozen_layers_have_the_transforms_of_torch_func() -> None:
             jacobian = torch.func.jacrev(layer)(x).reshape(y.numel(), x.numel())
             assert_close(jacobian @ x.flatten(), y.flatten())
             assert_close(torch.func.vmap(lambda z, layer=layer: layer(z[None])[0])(x), y)
+
+
+class _Blur(LipschitzLayer):
+    """A layer of one's own that forgets its bound, which depends on the size of the image."""
+
+    takes_images_only = True
+    input_channels = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.roll(1, -1)
+
+    def proved(self, shape: tuple[int, ...]) -> ProvedMap:
+        return ProvedMap(lambda x: x + x.roll(1, -1), shape, 2.0)
+
+
+def test_a_layer_of_images_has_no_bound_unless_it_says_one() -> None:
+    with pytest.raises(TypeError, match="_Blur must define lipschitz_bound"):
+        _Blur().lipschitz_bound((8, 8))

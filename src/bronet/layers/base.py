@@ -103,11 +103,12 @@ class LipschitzLayer(nn.Module, ABC):
     def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
         """Return an upper bound on the Lipschitz constant for images of this size.
 
-        Layers whose bound does not depend on the size ignore it.
+        Layers whose bound does not depend on the size ignore it. By default it is that of vectors: a layer that mixes
+        pixels defines its own.
         """
-        if self.input_channels is None:
-            raise NotImplementedError(f"{type(self).__name__} must define lipschitz_bound")
-        return self.proved((self.input_channels, *((1, 1) if self.takes_images_only else ()))).lipschitz
+        if self.input_channels is None or self.takes_images_only:
+            raise TypeError(f"{type(self).__name__} must define lipschitz_bound, which may depend on the image size")
+        return self.proved((self.input_channels,)).lipschitz
 
     def lipschitz_estimate(self) -> Tensor | float:
         """Return the constant as training sees it: differentiable, and no bound where a layer is only regularised."""

@@ -123,5 +123,8 @@ class OrthogonalMix(LipschitzLayer):
         W, moved = self.weight.detach().double().clone(), self.moved
         return linear_map(lambda x: rotate(x, W, moved), shape, [product_with(W)] * (1 if moved is None else 2))
 
+    def lipschitz_bound(self, input_size: tuple[int, int] | None = None) -> float:
+        return self.proved((len(self.weight), 1, 1)).lipschitz  # shifts keep the norm of images of every size
+
     def extra_repr(self) -> str:
         return str(self.input_channels) if self.moved is None else f"{self.input_channels}, moved={self.moved}"
