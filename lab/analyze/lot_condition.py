@@ -23,9 +23,9 @@ from bronet.layers.rivals.fourier import LOTConv2d
 from bronet.models import build_model
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, inverse_square_roots
-from bronet.ortho.real_dft import centred_spectrum
 from bronet.ortho.reflector import block_reflector
 from bronet.ortho.spd import scale_of
+from bronet.ortho.spectrum import centred_spectrum
 from bronet.recipe import named_recipe
 from bronet.recipe.architecture import StackArchitecture
 from bronet.recipe.schema import LossRecipe, dataset_spec

@@ -10,9 +10,10 @@ from bronet.layers.execution import SideStream
 from bronet.layers.shape import unshuffle
 from bronet.models import build_model
 from bronet.ortho.products import float32_products
-from bronet.ortho.real_dft import kernel_basis, spectrum_blocks, spectrum_gradient
+from bronet.ortho.real_dft import kernel_basis
 from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import eliminated, symmetric_inverse
+from bronet.ortho.spectrum import spectrum_blocks, spectrum_gradient
 from bronet.recipe import named_recipe, override
 from bronet.training.statistics import Tally
 from bronet.training.step import TrainStep

@@ -13,19 +13,10 @@ from bronet.ortho.bro_convolution import (
     reflect_images,
     reflector_factor,
 )
-from bronet.ortho.real_dft import (
-    DenseDFT,
-    SeparableDFT,
-    Window,
-    autocorrelation,
-    frequencies,
-    is_dense,
-    real_dft,
-    spectrum_blocks,
-    spectrum_gram,
-)
+from bronet.ortho.real_dft import DenseDFT, SeparableDFT, Window, frequencies, is_dense, real_dft
 from bronet.ortho.reflector import textbook_bro_convolution
 from bronet.ortho.spd import unit_scaled
+from bronet.ortho.spectrum import autocorrelation, spectrum_blocks, spectrum_gram
 
 RIDGE = 1e-7
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bronet.ortho.real_dft import centred_spectrum
+from bronet.ortho.spectrum import centred_spectrum
 from jacobian import jacobian
 
 GRIDS = [(4, 4), (5, 6)]

@@ -16,8 +16,9 @@ from bronet.layers import (
     LipschitzLayer,
     Normalization,
 )
-from bronet.ortho.real_dft import Window, is_dense, real_dft, rows_of_channels, spectrum_blocks
+from bronet.ortho.real_dft import Window, is_dense, real_dft
 from bronet.ortho.spd import unit_scaled
+from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.reflector import dense_factor, orthonormal_factor
 from hostile import LAYERS, hostile
 from jacobian import jacobian

@@ -26,9 +26,11 @@ from bronet.ortho.bro_convolution import (
     reflect_images,
     reflector_inverses,
 )
-from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form, training_form
-from bronet.ortho.real_dft import is_dense, rows_of_channels, spectrum_blocks
+from bronet.ortho.bro_evaluation import ByFactor, Form, Weights, evaluation_form
+from bronet.ortho.bro_training import training_form
+from bronet.ortho.real_dft import is_dense
 from bronet.ortho.spd import BRO_RIDGE, unit_scaled
+from bronet.ortho.spectrum import rows_of_channels, spectrum_blocks
 from bronet.proof.proved_map import Product, ProvedMap, gamma, norm_of_products, rounding_of_products, up
 from bronet.proof.reflector import FourierFrame, factor_norm, orthonormal_factor, reflector_norm
 from bronet.proof.spectral import absolute_norm
@@ -87,10 +89,9 @@ class BROConv2d(Convolution[_Key, Weights]):
             if self.keeps_derived:
                 form = ByFactor(geometry) if self.portable else evaluation_form(x, self.weight, geometry)
                 return form.apply(x, self.derived(_Key(form, precision, x.dtype)))
-            V, reflection = self.V(precision), training_form(x, self.weight, geometry)
-            if reflection is not None:
-                y: Tensor = reflection.apply(x, V, geometry)
-                return y
+            V, trained = self.V(precision), training_form(x, self.weight, geometry)
+            if trained is not None:
+                return trained(x, V)
             inverses = _Inverses(self.weight.shape, precision, x.dtype, geometry)
             return reflect_images(x, V, geometry, inverse=self.result_ahead(inverses))
 

@@ -58,10 +58,20 @@ def unshuffle(x: Tensor, factor: int) -> Tensor:
     """Turn factor x factor patches into channels: (b, c, h, w) -> (b, c f^2, h/f, w/f)."""
     if factor == 1:
         return x
+    eager = not (torch.compiler.is_compiling() or is_traced())
+    if x.device.type == "cpu" and eager and (pixels := x.permute(0, 2, 3, 1)).is_contiguous():
+        return _unshuffled(pixels, factor).permute(0, 3, 1, 2)
     windows = cut_windows(batch_first(bro_convolution.contiguous_batch_last(x)), factor)
     halves = windows.is_cuda and windows.element_size() == _HALF_BYTES and not is_traced()
     moved: Tensor = _MovedWindows.apply(windows) if halves else windows.permute(_MOVED)
     return batch_first(moved.flatten(2, 4))
+
+
+def _unshuffled(pixels: Tensor, factor: int) -> Tensor:
+    """Return (b, h, w, c) as (b, h/f, w/f, c f^2), a CPU's order: two copies, each of neighbours in memory."""
+    require_multiples((pixels.shape[1], pixels.shape[2]), factor)
+    windows = pixels.unflatten(2, (-1, factor)).unflatten(1, (-1, factor)).transpose(2, 3).flatten(3, 4)
+    return windows.mT.flatten(3, 4)
 
 
 def flatten_pixels(x: Tensor) -> Tensor:

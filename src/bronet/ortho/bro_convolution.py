@@ -20,19 +20,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bronet.ortho.products import is_traced
-from bronet.ortho.real_dft import (
-    RealDFT,
-    Window,
-    fill_channels,
-    frequencies,
-    real_dft,
-    rows_of_channels,
-    spectrum_blocks,
-    spectrum_gradient,
-    spectrum_gram,
-)
+from bronet.ortho.real_dft import RealDFT, Window, frequencies, real_dft
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, factored, ridge_slope, scale_of, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spectrum import fill_channels, rows_of_channels, spectrum_blocks, spectrum_gradient, spectrum_gram
 
 # Channels below which a copy of all images at once beats one transposed matrix after the other, on one thread, too.
 _FEW_CHANNELS = 16

@@ -15,18 +15,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
-from bronet.ortho.bro_in_space import SpatialFactors, SpatialReflection, fits, reflect_in_space, spatial_factors
-from bronet.ortho.products import is_traced, memoized, product
-from bronet.ortho.real_dft import frequencies, rows_of_channels
+from bronet.ortho.bro_in_space import SpatialFactors, fits, reflect_in_space, spatial_factors
+from bronet.ortho.products import memoized, product
+from bronet.ortho.real_dft import frequencies
+from bronet.ortho.spectrum import rows_of_channels
 
 # Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
 # transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
 _PRODUCT, _CONVOLUTION, _TRANSFORM, _BYTE = 0.02, 0.009, 0.3, 0.03
 _FLOAT, _COMPLEX = 4, 8
-# What a frequency takes besides its products: to begin them, and a share for copies.
-_START, _COPIES = 3e5, 1.5
 _FEW_IMAGES = 15
 
 Weights = tuple[Tensor, ...]
@@ -188,33 +186,6 @@ def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
         return ByFactor(geometry)
     shapes = Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2])
     return min(_forms(geometry, shapes, (V.shape[2], V.shape[3])), key=lambda form: form.cost(shapes))
-
-
-def training_form(
-    x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry
-) -> type[SpatialReflection] | type[FrequencyReflection] | None:
-    """Return what takes the least time for a training step on images like x; None for real blocks, as on a GPU.
-
-    A step is about three evaluations, and S with its inverse and gradient: of an autocorrelation, of complex matrices
-    or of real blocks twice as large.
-    """
-    c, n, k, _ = V.shape
-    if x.device.type != "cpu" or is_traced():
-        return None
-    shapes, factor = Shapes(len(x), x.shape[1], geometry.c_out, n, k), ByFactor(geometry)
-    f, pairs = factor.frequencies, (k * k * n) ** 2 * c
-    real_transform = _PRODUCT * (min(pairs, 4 * f * c * n**2) + 8 * f * n**3)
-    best: type[SpatialReflection] | type[FrequencyReflection] | None = None
-    least = 5 * factor.cost(shapes) + real_transform
-    if fits(geometry, (k, k)):
-        cost = 3 * InSpace(geometry).cost(shapes) + _PRODUCT * (2 * pairs + 4 * f * n**3)
-        least, best = (cost, SpatialReflection) if cost < least else (least, best)
-    keeps_size = geometry.windows.source == geometry.windows.target  # and all is in one precision
-    if keeps_size and x.dtype == V.dtype and not torch.compiler.is_compiling():
-        products = _CONVOLUTION * (24 * c * n * len(x) + 3 * c * n**2) + _PRODUCT * 4 * (n**3 + k * k * c * n)
-        cost = _COPIES * (f * (products + _START) + 2 * factor.transform_cost(shapes))
-        least, best = (cost, FrequencyReflection) if cost < least else (least, best)
-    return best
 
 
 def _forms(geometry: Geometry, shapes: Shapes, taps: tuple[int, int]) -> Iterator[Form]:

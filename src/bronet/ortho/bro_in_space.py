@@ -21,9 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from bronet.ortho.bro_convolution import Geometry, pixels_first
 from bronet.ortho.products import is_traced, memoized
-from bronet.ortho.real_dft import autocorrelation, half_basis, tap_shifts
+from bronet.ortho.real_dft import half_basis
 from bronet.ortho.reflector import embed_channels
 from bronet.ortho.spd import add_ridge, ridge_slope, scale_of
+from bronet.ortho.spectrum import autocorrelation, tap_shifts
 
 # Half as many as a processor multiplies at once.
 _FEW_CHANNELS = 8

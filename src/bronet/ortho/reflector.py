@@ -15,9 +15,17 @@ from jaxtyping import Float, Inexact
 from torch import Tensor, fft
 from torch.autograd.function import once_differentiable
 
-from bronet.ortho.block_factor import BlockFactor, Stacked
 from bronet.ortho.products import is_traced, product
-from bronet.ortho.spd import BRO_RIDGE, TILE, ridge_slope, symmetric_inverse, unit_scaled, with_ridge
+from bronet.ortho.spd import (
+    BRO_RIDGE,
+    TILE,
+    factor_for_solving,
+    ridge_slope,
+    solved,
+    symmetric_inverse,
+    unit_scaled,
+    with_ridge,
+)
 
 
 def block_reflector(V: Inexact[Tensor, "*batch m n"], *, ridge: float = BRO_RIDGE) -> Inexact[Tensor, "*batch m m"]:
@@ -116,8 +124,8 @@ class _DenseReflection(torch.autograd.Function):
 
 def _by_factor(V: Float[Tensor, "c n"], ridge: float) -> Callable[[Tensor], Tensor]:
     """Return z -> (V'V + e I)^-1 z."""
-    factor = BlockFactor.of_gram(Stacked(V[None], is_complex=False), ridge)
-    return lambda z: factor.solve(z.mT.reshape(1, -1, z.shape[-2])).view(z.mT.shape).mT
+    L = factor_for_solving(lambda: with_ridge(product(V.mT, V), ridge)[None])
+    return lambda z: solved(L, z.mT.reshape(1, -1, len(V.mT))).view(z.mT.shape).mT
 
 
 def _in_order(x: Tensor) -> Tensor:

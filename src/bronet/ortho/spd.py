@@ -10,6 +10,7 @@ of S a second time, and more where rounding makes S11^-1 unsymmetric: at a condi
 norms of 10 in float32 and hundreds in TF32, and training ended in NaN.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -17,7 +18,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.ortho.products import float32_products, is_followed_by_jit, is_traced
+from bronet.ortho.products import float32_products, is_followed_by_jit, is_traced, memoized
 
 # Relative ridges of the published experiments, each times the mean diagonal of the Gram matrix.
 BRO_RIDGE = 1e-7
@@ -32,6 +33,7 @@ _LEAST_RIDGE_ULPS = 8
 _LEAST_EIGENVALUE_ULPS = 64
 
 TILE = 64
+_PROBES = 4
 
 # Rounding in S and in its elimination is a few ulps of its norm; moved by that much, S stays positive definite.
 _ROUNDING_ULPS = 4
@@ -164,6 +166,37 @@ def factored(S: Inexact[Tensor, "*batch n n"]) -> tuple[Inexact[Tensor, "*batch 
     if may_ask and not bool(shift.any()):
         return L, P
     return _factor_and_inverse(_shifted(S, shift))
+
+
+def factor_for_solving(gram: Callable[[], Inexact[Tensor, "batch n n"]]) -> Inexact[Tensor, "batch n n"]:
+    """Return L of `factored` for a fresh S = gram(), which is best contiguous in columns: L takes its memory, on a CPU.
+
+    The norm of the inverse, which is not formed, is estimated from a few solutions: |S^-2 v| / |S^-1 v| for random v is
+    no more than it, and near it where it is large.
+    """
+    S = gram()
+    norm, L = _norm_estimate(S), _factored_in_place(S)
+    v = solved(L, _probes(S.shape[-1], S.dtype).expand(len(S), -1, -1))
+    v = v / v.abs().amax((1, 2), keepdim=True)
+    shift = lacking_shift(norm, (_lengths(solved(L, v)) / _lengths(v)).amax(1))
+    return _factored_in_place(_shifted(gram(), shift)) if bool((shift != 0).any()) else L
+
+
+def _factored_in_place(S: Inexact[Tensor, "batch n n"]) -> Inexact[Tensor, "batch n n"]:
+    S = S if S.mT.is_contiguous() else S.mT.contiguous().mT
+    L, info = torch.linalg.cholesky_ex(S, out=(S, torch.empty(len(S), dtype=torch.int32)))
+    return torch.where((info > 0)[:, None, None], torch.nan, L) if bool(info.any()) else L
+
+
+@memoized(64)
+def _probes(n: int, dtype: torch.dtype) -> Inexact[Tensor, "probes n"]:
+    return torch.randn(_PROBES, n, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+def solved(L: Inexact[Tensor, "batch n n"], rows: Inexact[Tensor, "batch b n"]) -> Inexact[Tensor, "batch b n"]:
+    """Return x' for L L* x = z with vectors z that are rows z', which LAPACK reads as columns, from L as it lies."""
+    halfway = torch.linalg.solve_triangular(L, rows.mT, upper=False)
+    return torch.linalg.solve_triangular(L.mH, halfway, upper=True).mT
 
 
 def lacking_shift(norm: Float[Tensor, "*batch"], norm_of_inverse: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

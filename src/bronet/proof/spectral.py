@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bronet.errors import BronetError
-from bronet.ortho.real_dft import spectrum_blocks
+from bronet.ortho.spectrum import spectrum_blocks
 from bronet.proof.proved_map import TRIGONOMETRIC_ULPS, UNIT_ROUNDOFF, Product, gamma_of_proof, up
 
 # Up to this size all eigenvalues are computed to start from; beyond, Lanczos steps are cheaper. They go on while they

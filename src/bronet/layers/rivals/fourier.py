@@ -20,8 +20,9 @@ from bronet.layers.base import like_input
 from bronet.layers.convolution import Convolution, Options, PaddingMode
 from bronet.ortho.bro_convolution import Windows
 from bronet.ortho.orthogonal_maps import LOT_STEPS, cayley, cholesky_orthogonal, lot_orthogonal
-from bronet.ortho.real_dft import RealDFT, centred_spectrum, is_dense, real_blocks, real_dft
+from bronet.ortho.real_dft import RealDFT, is_dense, real_dft
 from bronet.ortho.spd import CHOLESKY_RIDGE
+from bronet.ortho.spectrum import centred_spectrum, real_blocks
 from bronet.proof.proved_map import (
     Product,
     ProvedMap,
