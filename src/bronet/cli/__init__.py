@@ -23,6 +23,7 @@ from bronet.cli.attack import attack
 from bronet.cli.bench import bench
 from bronet.cli.certify import certify, check, verify
 from bronet.cli.info import data_app, info, recipes_app
+from bronet.cli.memory import keep_freed_memory
 from bronet.cli.options import LayersOption, run_layer_files
 from bronet.cli.report import export, import_published, report, serve
 from bronet.cli.train import quickstart, train
@@ -36,6 +37,8 @@ EXPECTED = "Input should be "
 REFUSED_VALUE = re.compile(r"input_value=(.+), input_type=")
 DEALT_OUT = frozenset({"train", "certify", "attack"})
 """Commands that the processes of torchrun share; of any other, the first does the work."""
+COMPUTES = DEALT_OUT | {"quickstart", "verify", "bench"}
+"""Commands that keep the memory they free until they end."""
 REFUSALS = "ENOSPC EDQUOT EROFS EACCES EPERM EISDIR ENOTDIR ELOOP ENAMETOOLONG"
 SYSTEM_REFUSALS = frozenset(getattr(errno, name) for name in REFUSALS.split())
 """Full disk, full quota, read-only or forbidden place, a folder in place of a file, links in a circle, an overlong
@@ -67,6 +70,8 @@ class Commands(TyperGroup):
             if os.environ.get("RANK", "0") != "0":
                 raise typer.Exit
             os.environ.pop("WORLD_SIZE", None)  # so that the first waits for nobody
+        if found[0] in COMPUTES:
+            keep_freed_memory()
         return found
 
     def invoke(self, ctx: Any) -> Any:

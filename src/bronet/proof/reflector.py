@@ -58,16 +58,20 @@ class FourierFrame:
         """
         source, target = self.source, self.target
         at_once = x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced()
+        at_once |= torch.is_grad_enabled() and x.requires_grad
         if at_once or isinstance(source, DenseDFT) or isinstance(target, DenseDFT):
             return target.synthesis(act(slice(None), source.analysis(x)))
         (_, c, b), lines, across = x.shape, source.height.shape[0] // 2, source.width.shape[0] // 2
         size = max(1, _SPECTRUM_AT_ONCE // (2 * across * c * b * x.element_size()))
-        undone = []
+        undone = x.new_empty(0)  # the transform undone along the width
         for first, along_height in zip(range(0, lines, size), source.lines(x).split(size), strict=True):
             u = (source.width @ along_height).view(-1, 2 * c, b)
             v = act(slice(first * across, first * across + len(u)), u)
-            undone.append(target.width.mT @ v.view(len(along_height), 2 * across, -1))
-        return (target.height.mT @ torch.cat(undone).view(2 * lines, -1)).view(-1, v.shape[1] // 2, b)
+            columns = v.view(len(along_height), 2 * across, -1)
+            width = target.width.mT.expand(len(columns), -1, -1)
+            undone = undone if first else x.new_empty(lines, width.shape[1], columns.shape[2])
+            torch.bmm(width, columns, out=undone[first : first + len(columns)])
+        return (target.height.mT @ undone.view(2 * lines, -1)).view(-1, v.shape[1] // 2, b)
 
     @property
     def norm(self) -> float:
