@@ -136,6 +136,28 @@ def published(
 
 
 @app.command()
+def beside(
+    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A checkout of github.com/ntuaislab/BRONet.")],
+    *,
+    seconds: Annotated[float, typer.Option(min=0, help="For each piece of work; five turns at least.")] = 5.0,
+    device: DeviceOption = "auto",
+    out: Out = None,
+) -> None:
+    """Time our networks and the published ones in turns.
+
+    Example:  python -m lab bench beside ../BRONet
+
+    Evaluation in float32, one image and a batch. Runs code of the checkout. Writes nothing unless --out names a file.
+    """
+    import torch
+
+    from bronet.cli.bench import show_rows
+    from lab.bench.published import compare_with_published
+
+    show_rows(compare_with_published(checkout, torch.device(usable_device(device)), seconds=seconds), out)
+
+
+@app.command()
 def scaling(*, device: DeviceOption = "auto", repeats: Repeats = 5, out: Out = None) -> None:
     """Measure how one layer's time and memory grow. With batch, channels, image size, rank and kernel.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bronet.bench.comparison import BATCH, NETWORKS, OURS, ComparedRow, evaluation_of, interleaved, random_images
 from bronet.errors import BronetError
 from bronet.models import build_model
 from bronet.recipe import named_recipe
@@ -77,6 +78,19 @@ def time_published(
                     repeats=repeats,
                     record=False,
                 )
+
+
+def compare_with_published(checkout: Path, device: torch.device, *, seconds: float) -> Iterator[ComparedRow]:
+    """Yield rows for our networks and the published ones, timed in turn: evaluation, each with its weights kept."""
+    _prepare(checkout, device)
+    for title, name in NETWORKS.items():
+        recipe = named_recipe(name)
+        spec = recipe.data.spec()
+        for batch in (1, BATCH):
+            x = random_images(batch, *spec.shape, device=device)
+            networks = {OURS: build_model(recipe.model, spec, device=device), "published": _network(checkout, name)}
+            actions = {who: evaluation_of(network.to(device), x) for who, network in networks.items()}
+            yield from interleaved(f"{title}, evaluation, batch {batch}", actions, device, seconds=seconds)
 
 
 def _prepare(checkout: Path, device: torch.device) -> None:

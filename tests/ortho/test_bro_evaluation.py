@@ -119,7 +119,7 @@ def test_the_form_follows_the_shapes() -> None:
         x, V = torch.zeros(1).expand(images, c, side, side), torch.zeros(1).expand(c, n, 3, 3)
         return type(evaluation_form(x, V, geometry_for((side, side), c, 1)))
 
-    assert chosen(64, 64, 16, 32) is InSpace
+    assert chosen(64, 32, 4, 64) is InSpace
     assert chosen(1, 512, 511, 1) is ByPixels
     assert chosen(64, 256, 255, 8) is ByFrequency
     costs = [InSpace(geometry_for((8, 8), 8, 1)).cost(Shapes(b, 8, 8, 2, 3)) for b in (1, 2, 4)]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bronet.bench.timing import hardware_name
+from bronet.errors import BronetError
 from bronet.graph.network import prove
 from bronet.layers import (
     BROConv2d,
@@ -84,9 +85,11 @@ BATCH = 64
 
 def compare(device: torch.device, *, seconds: float, only: str = "") -> Iterator[ComparedRow]:
     """Yield a row for every contender of every piece of work whose name contains `only`; `seconds` for each work."""
-    for name, contenders in works(device):
-        if only in name:
-            yield from interleaved(name, contenders(), device, seconds=seconds)
+    chosen = [(name, contenders) for name, contenders in works(device) if only in name]
+    if not chosen:
+        raise BronetError(f"--only must be part of the name of a piece of work, such as 'BRONet-S', got {only!r}")
+    for name, contenders in chosen:
+        yield from interleaved(name, contenders(), device, seconds=seconds)
 
 
 def works(device: torch.device) -> Iterator[tuple[str, Callable[[], Mapping[str, Action]]]]:
@@ -148,7 +151,7 @@ def _wait(device: torch.device) -> None:
 
 def _layers(shape: LayerShape, device: torch.device, *, training: bool) -> Mapping[str, Action]:
     c = shape.channels
-    x = _drawn(shape.batch, c, shape.side, shape.side, device=device) - 0.5
+    x = random_images(shape.batch, c, shape.side, shape.side, device=device) - 0.5
     layers: dict[str, nn.Module] = {OURS: BROConv2d(c, c, rank=shape.rank), "plain": nn.Conv2d(c, c, 3, padding=1)}
     if find_spec("orthogonium"):
         from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
@@ -158,18 +161,18 @@ def _layers(shape: LayerShape, device: torch.device, *, training: bool) -> Mappi
         from deel.torchlip import SpectralConv2d
 
         layers["torchlip spectral"] = SpectralConv2d(c, c, 3, padding=1)
-    take = _training_of_layer if training else _evaluation_of
+    take = _training_of_layer if training else evaluation_of
     return {name: take(layer.to(device), x) for name, layer in layers.items()}
 
 
 def _training_of_layer(layer: nn.Module, x: Tensor) -> Action:
     x = x.clone().requires_grad_()
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    gradient = _drawn(*layer(x).shape, device=x.device) - 0.5
+    gradient = random_images(*layer(x).shape, device=x.device) - 0.5
     return lambda: torch.autograd.grad(layer(x), [x, *parameters], gradient)
 
 
-def _evaluation_of(module: nn.Module, x: Tensor) -> Action:
+def evaluation_of(module: nn.Module, x: Tensor) -> Action:
     """Return evaluation with weights computed beforehand: each library's own way."""
     module.eval()
     weights = ExitStack()
@@ -196,14 +199,14 @@ def _networks(recipe: Recipe, device: torch.device) -> Mapping[str, nn.Module]:
 
 
 def _evaluations(recipe: Recipe, batch: int, device: torch.device) -> Mapping[str, Action]:
-    x = _drawn(batch, *recipe.data.spec().shape, device=device)
-    return {name: _evaluation_of(network, x) for name, network in _networks(recipe, device).items()}
+    x = random_images(batch, *recipe.data.spec().shape, device=device)
+    return {name: evaluation_of(network, x) for name, network in _networks(recipe, device).items()}
 
 
 def _trainings(recipe: Recipe, device: torch.device) -> Mapping[str, Action]:
     """Forward and backward pass and SGD on random images; cross-entropy for all."""
     spec = recipe.data.spec()
-    x = _drawn(BATCH, *spec.shape, device=device)
+    x = random_images(BATCH, *spec.shape, device=device)
     labels = torch.arange(BATCH, device=device) % spec.classes
 
     def training(network: nn.Module) -> Action:
@@ -222,9 +225,9 @@ def _trainings(recipe: Recipe, device: torch.device) -> Mapping[str, Action]:
 def _certificates(recipe: Recipe, device: torch.device) -> Mapping[str, Action]:
     """Certificates with a proof made before, beside evaluation of the plain network, both in float64."""
     model = _networks(recipe, device)
-    x = _drawn(BATCH, *recipe.data.spec().shape, device=device).double()
+    x = random_images(BATCH, *recipe.data.spec().shape, device=device).double()
     proof = prove(model[OURS].eval())
-    return {OURS: partial(proof.certify, x), "plain": _evaluation_of(model["plain"].double(), x)}
+    return {OURS: partial(proof.certify, x), "plain": evaluation_of(model["plain"].double(), x)}
 
 
 def plain_network(model: nn.Module, shape: tuple[int, ...]) -> nn.Sequential:
@@ -263,5 +266,5 @@ def _plain(layer: nn.Module, x: Tensor, y: Tensor) -> list[nn.Module]:
     return layers
 
 
-def _drawn(*shape: int, device: torch.device) -> Tensor:
+def random_images(*shape: int, device: torch.device) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0)).to(device)

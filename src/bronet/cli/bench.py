@@ -1,12 +1,15 @@
 """`bronet bench`: how fast this library and a recipe's network are on this machine."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bronet.cli import options
-from bronet.errors import BronetError
+
+if TYPE_CHECKING:
+    from bronet.bench.comparison import ComparedRow
 
 
 def bench(
@@ -32,7 +35,11 @@ def bench(
     random, weights those of initialisation. Writes nothing without --out.
     """
     if recipe is None:
-        _print_comparison(options.usable_device(device), seconds=seconds, only=only, out=out)
+        import torch
+
+        from bronet.bench.comparison import compare
+
+        show_rows(compare(torch.device(options.usable_device(device)), seconds=seconds, only=only), out)
         return
     import statistics
 
@@ -57,24 +64,20 @@ def bench(
     show_facts(facts)
 
 
-def _print_comparison(device: str, *, seconds: float, only: str, out: Path | None) -> None:
-    """Print the rows as they come, a line for each contender."""
-    import torch
-
-    from bronet.bench.comparison import ComparedRow, compare
+def show_rows(rows: "Iterable[ComparedRow]", out: Path | None) -> None:
+    """Print rows as they come, a line for each contender, and write them to a file if one is named."""
+    from bronet.bench.comparison import ComparedRow
     from bronet.cli.console import say
     from bronet.records import write_rows
 
-    rows = list[ComparedRow]()
-    for row in compare(torch.device(device), seconds=seconds, only=only):
-        if not rows:
+    shown = list[ComparedRow]()
+    for row in rows:
+        if not shown:
             say(f"{row.device}, torch {row.torch}; milliseconds, of the clock and of the processor")
-        if not rows or rows[-1].work != row.work:
+        if not shown or shown[-1].work != row.work:
             say(row.work)
         ratio = f"{row.ratio:6.2f} of ours, quartiles {row.spread:.0%} apart" if row.ratio != 1 or row.spread else ""
         say(f"    {row.contender:18s}{row.ms:10.2f}{row.processor_ms:10.2f}  {ratio}")
-        rows.append(row)
-    if not rows:
-        raise BronetError(f"--only must be part of the name of a piece of work, such as 'BRONet-S', got {only!r}")
+        shown.append(row)
     if out is not None:
-        write_rows(ComparedRow, out, rows)
+        write_rows(ComparedRow, out, shown)

@@ -17,13 +17,21 @@ from torch import Tensor
 
 from bronet.ortho.bro_convolution import Geometry, apply_factor, images_of, pixels_of, reflector_factor
 from bronet.ortho.bro_in_space import SpatialFactors, fits, reflect_in_space, spatial_factors
-from bronet.ortho.products import memoized, product
+from bronet.ortho.products import has_fast_blas, memoized, product
 from bronet.ortho.real_dft import frequencies
 from bronet.ortho.spectrum import rows_of_channels
 
-# Nanoseconds on one core for a multiplication with an addition in a matrix product, in a convolution and in a Fourier
-# transform, and for a byte of weights (docs/speed.md has the measurement). Only their ratios matter.
-_PRODUCT, _CONVOLUTION, _TRANSFORM, _BYTE = 0.02, 0.009, 0.3, 0.03
+# Nanoseconds on two cores of Intel's, fitted to 18 shapes with one to 64 images (docs/speed.md): for a multiplication
+# with an addition in a transform, in other products and in a convolution, for a byte of weights, and to begin. Weights
+# are read while they are multiplied, so the longer of the two counts. Only ratios matter. Products of another BLAS than
+# MKL on a processor of Intel's take longer.
+_FACTOR_TRANSFORM, _FACTOR_PRODUCT, _FACTOR_BYTE, _FACTOR_START = 0.0113, 0.0101, 0.03, 1.4e5
+_FREQUENCY_TRANSFORM, _FREQUENCY_PRODUCT, _FREQUENCY_BYTE, _FREQUENCY_START = 0.008, 0.0063, 0.035, 1.4e5
+_PIXEL_PRODUCT, _PIXEL_BYTE, _PIXEL_START = 0.0068, 0.0153, 2.3e5
+_SPACE_CONVOLUTION, _SPACE_TRANSFORM, _SPACE_PRODUCT, _SPACE_BYTE, _SPACE_START = 0.0053, 0.45, 0.0082, 0.05, 2.9e5
+_SLOWER_PRODUCTS = 1.5
+# A convolution of fewer channels takes as long as with so many.
+_LEAST_CHANNELS = 8
 _FLOAT, _COMPLEX = 4, 8
 _FEW_IMAGES = 15
 
@@ -56,7 +64,7 @@ class Form(ABC):
 
     @abstractmethod
     def cost(self, shapes: Shapes) -> float:
-        """Return about how many nanoseconds it takes on one core."""
+        """Return about how many nanoseconds it takes on two cores."""
 
     @property
     def pixels(self) -> int:
@@ -68,11 +76,11 @@ class Form(ABC):
         """How many frequencies the form computes with."""
         return len(frequencies(self.geometry.windows.source.grid, dense=self.geometry.dense))
 
-    def transform_cost(self, shapes: Shapes) -> float:
-        """Return the cost of D and D' as products, by the height and then by the width unless D is dense."""
+    def transform_work(self, shapes: Shapes) -> int:
+        """Return the multiplications of D and D' as products, by the height and then by the width unless D is dense."""
         (h, w), f = self.geometry.windows.source.size, self.frequencies
         rows = 2 * f * self.pixels if self.geometry.dense else 2 * f * (w + 2 * h)
-        return _PRODUCT * rows * (shapes.c_in + shapes.c_out) * shapes.images
+        return rows * (shapes.c_in + shapes.c_out) * shapes.images
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,15 @@ class ByFactor(Form):
     def apply(self, x: Tensor, weights: Weights) -> Tensor:
         return images_of(apply_factor(pixels_of(x), weights[0], self.geometry), self.geometry.windows.target)
 
+    def entries(self, shapes: Shapes) -> int:
+        """Return how many numbers Q has, counted with the rows that are read twice."""
+        return 4 * self.frequencies * (shapes.c_in + shapes.c_out) * shapes.rank
+
     def cost(self, shapes: Shapes) -> float:
-        entries = 4 * self.frequencies * (shapes.c_in + shapes.c_out) * shapes.rank
-        return self.transform_cost(shapes) + entries * (_PRODUCT * shapes.images + 2 * _FLOAT * _BYTE)
+        products = _slowness() * _FACTOR_PRODUCT * shapes.images
+        each = max(products, 2 * _FLOAT * _FACTOR_BYTE)
+        transform = _slowness() * _FACTOR_TRANSFORM * self.transform_work(shapes)
+        return transform + self.entries(shapes) * each + _FACTOR_START
 
 
 @dataclass(frozen=True)
@@ -102,13 +116,13 @@ class InSpace(Form):
 
     def cost(self, shapes: Shapes) -> float:
         H, W = self.geometry.windows.source.grid
-        n, f = shapes.rank, H * (W // 2 + 1)
-        taps = shapes.taps**2 * n
-        convolutions = taps * (shapes.c_in * H * W + shapes.c_out * self.pixels) * _CONVOLUTION
-        transforms = 2 * H * W * (H * W).bit_length() * n * _TRANSFORM
-        work = convolutions + transforms + 4 * f * n**2 * _PRODUCT
-        weights = taps * (shapes.c_in + shapes.c_out) * _FLOAT + f * n**2 * _COMPLEX
-        return work * shapes.images + weights * _BYTE
+        n, f, taps = shapes.rank, H * (W // 2 + 1), shapes.taps**2
+        c_in, inner = max(shapes.c_in, _LEAST_CHANNELS), max(n, _LEAST_CHANNELS)
+        convolutions = taps * inner * (c_in * H * W + shapes.c_out * self.pixels) * _SPACE_CONVOLUTION
+        transforms = 2 * H * W * (H * W).bit_length() * n * _SPACE_TRANSFORM
+        work = convolutions + transforms + _slowness() * 4 * f * n**2 * _SPACE_PRODUCT
+        weights = taps * n * (shapes.c_in + shapes.c_out) * _FLOAT + f * n**2 * _COMPLEX
+        return max(work * shapes.images, weights * _SPACE_BYTE) + _SPACE_START
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,10 @@ class ByFrequency(Form):
 
     def cost(self, shapes: Shapes) -> float:
         entries = self.frequencies * shapes.c_in * shapes.c_out
-        weights = entries * (_COMPLEX if self.few else 2 * _COMPLEX) * _BYTE
-        return self.transform_cost(shapes) + 4 * entries * shapes.images * _PRODUCT + weights
+        products = _slowness() * _FREQUENCY_PRODUCT * 4 * shapes.images
+        each = max(products, _FREQUENCY_BYTE * (_COMPLEX if self.few else 2 * _COMPLEX))
+        transform = _slowness() * _FREQUENCY_TRANSFORM * self.transform_work(shapes)
+        return transform + entries * each + _FREQUENCY_START
 
 
 @dataclass(frozen=True)
@@ -163,7 +179,8 @@ class ByPixels(Form):
     def cost(self, shapes: Shapes) -> float:
         h, w = (3 if n == 2 else n**2 for n in self.geometry.windows.source.size)
         entries = h * w * shapes.c_in * shapes.c_out
-        return entries * (_PRODUCT * shapes.images + _FLOAT * _BYTE)
+        each = max(_slowness() * _PIXEL_PRODUCT * shapes.images, _FLOAT * _PIXEL_BYTE)
+        return entries * each + _PIXEL_START
 
 
 @memoized(16)
@@ -180,8 +197,12 @@ def _bilinear(n: int, dtype: torch.dtype) -> tuple[Float[Tensor, "r n n"], Float
     return R, A, C
 
 
+def _slowness() -> float:
+    return 1.0 if has_fast_blas() else _SLOWER_PRODUCTS
+
+
 def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"], geometry: Geometry) -> Form:
-    """Return the form for images like x; the same for the same shapes on every machine."""
+    """Return the form for images like x; the same for the same shapes on the same machine."""
     if x.device.type != "cpu":
         return ByFactor(geometry)
     shapes = Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2])

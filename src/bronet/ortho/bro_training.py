@@ -24,7 +24,7 @@ from bronet.ortho.real_dft import frequencies
 _SPACE_CONVOLUTION, _SPACE_TRANSFORM, _SPACE_INVERSE, _SPACE_SOLUTION, _SPACE_START = 0.0052, 0.4, 0.017, 0.009, 1.9e6
 _FREQUENCY_PRODUCT, _FREQUENCY_TRANSFORM, _FREQUENCY_BYTE, _WEIGHT_BYTE = 0.0085, 0.007, 1.0, 0.4
 _FREQUENCY_START, _FREQUENCIES_START = 2e4, 1.1e6
-_REAL_EVALUATION, _REAL_INVERSE, _REAL_START = 0.62, 0.0135, 1.1e6
+_REAL_PRODUCT, _REAL_INVERSE, _REAL_ENTRY, _REAL_START = 0.062, 0.0135, 0.75, 1.1e6
 
 # Pixels of the grid up to which complex matrices follow a dense transform, and how much more the separable one copies.
 _DENSE_PIXELS, _SEPARABLE_COPIES = 400, 2
@@ -65,8 +65,9 @@ def training_form(
 def _real_cost(shapes: Shapes, geometry: Geometry) -> float:
     factor, c, n = ByFactor(geometry), max(shapes.c_in, shapes.c_out), shapes.rank
     f = factor.frequencies
-    gram = min((shapes.taps**2 * n) ** 2 * c, 4 * f * c * n**2)
-    return _REAL_EVALUATION * 5 * factor.cost(shapes) + _REAL_INVERSE * (gram + 8 * f * n**3) + _REAL_START
+    gram, entries = min((shapes.taps**2 * n) ** 2 * c, 4 * f * c * n**2), factor.entries(shapes)
+    products = _REAL_PRODUCT * (factor.transform_work(shapes) + entries * shapes.images)
+    return products + _REAL_ENTRY * entries + _REAL_INVERSE * (gram + 8 * f * n**3) + _REAL_START
 
 
 def _cost_in_space(shapes: Shapes, geometry: Geometry) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.jit._trace import is_tracing as is_followed_by_jit
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-__all__ = ["float32_products", "is_followed_by_jit", "is_traced", "memoized", "product"]
+__all__ = ["float32_products", "has_fast_blas", "is_followed_by_jit", "is_traced", "memoized", "product"]
 
 # Multiplications and sides below which a product through oneDNN gains nothing: it takes 12 us to begin, twice that as
 # one of a batch, and a matrix that is read once for a few rows or columns is moved first.
@@ -96,7 +96,7 @@ def _product_through_onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(A, B.mT, None, "none", [], "")
         return y
 
-    if torch.backends.mkl.is_available() and _is_made_by_intel():
+    if has_fast_blas():
         return None
     A = torch.arange(12, dtype=torch.float32, device="cpu").view(3, 4)
     try:
@@ -106,9 +106,13 @@ def _product_through_onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
     return through_onednn if works else None
 
 
-def _is_made_by_intel() -> bool:
+@memoized(1)
+def has_fast_blas() -> bool:
+    """Whether products go through MKL on a processor of Intel's, all of whose vector units it uses."""
     described = Path("/proc/cpuinfo")  # where Linux tells; others tell Python
-    return "Intel" in (described.read_text() if described.exists() else platform.processor())
+    return torch.backends.mkl.is_available() and "Intel" in (
+        described.read_text(encoding="utf-8") if described.exists() else platform.processor()
+    )
 
 
 @contextmanager

@@ -124,7 +124,7 @@ class _DenseReflection(torch.autograd.Function):
 
 def _by_factor(V: Float[Tensor, "c n"], ridge: float) -> Callable[[Tensor], Tensor]:
     """Return z -> (V'V + e I)^-1 z."""
-    L = factor_for_solving(lambda: with_ridge(product(V.mT, V), ridge)[None])
+    L = factor_for_solving(lambda: with_ridge(product(V.mT, V), ridge).mT[None])
     return lambda z: solved(L, z.mT.reshape(1, -1, len(V.mT))).view(z.mT.shape).mT
 
 

@@ -175,7 +175,7 @@ def factor_for_solving(gram: Callable[[], Inexact[Tensor, "batch n n"]]) -> Inex
     no more than it, and near it where it is large.
     """
     S = gram()
-    norm, L = _norm_estimate(S), _factored_in_place(S)
+    norm, L = _norm_estimate(S.mT), _factored_in_place(S)  # S' has the norm of S, and its rows lie side by side
     v = solved(L, _probes(S.shape[-1], S.dtype).expand(len(S), -1, -1))
     v = v / v.abs().amax((1, 2), keepdim=True)
     shift = lacking_shift(norm, (_lengths(solved(L, v)) / _lengths(v)).amax(1))
