@@ -99,7 +99,8 @@ def training_step(
 ) -> Callable[[], None]:
     """Return forward and backward with respect to input and parameters."""
     module = owner if owner is not None else function
-    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+    own = module.parameters() if isinstance(module, nn.Module) else ()
+    parameters = [parameter for parameter in own if parameter.requires_grad]
     x = x.detach().requires_grad_()
     gradient: Tensor = torch.randn_like(function(x))
 

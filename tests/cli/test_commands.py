@@ -144,6 +144,12 @@ def test_too_little_memory_is_one_line_and_other_faults_are_not(
     assert run.invoke(app, ["info", "run"]).exception is raised
 
 
+def test_a_terminal_is_shown_what_it_would_obey() -> None:
+    told = refusal("info", "\x1b[2J\u202ename\a")
+    assert r"\x1b[2J\u202ename\x07" in told
+    assert told.isprintable()
+
+
 def test_version_is_that_of_the_package() -> None:
     assert run.invoke(app, ["--version"]).stdout == f"bronet {__version__}\n"
 

@@ -1,7 +1,8 @@
 """A proof owns all that it computes with: nothing done to the model afterwards reaches it."""
 
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -137,7 +138,15 @@ class Slotted:
     part: object
 
 
-@pytest.mark.parametrize("hide", [Slotted, lambda module: deque([module]), lambda module: Slotted(deque([module]))])
+def _yielded(module: nn.Module) -> Iterator[nn.Module]:
+    while True:
+        yield module
+
+
+HIDING = [Slotted, lambda module: deque([module]), lambda module: Slotted(deque([module])), weakref.ref, _yielded]
+
+
+@pytest.mark.parametrize("hide", HIDING)
 def test_a_module_is_found_in_whatever_holds_it(hide: Callable[[nn.Module], object]) -> None:
     module = nn.ReLU()
     held = hide(module)

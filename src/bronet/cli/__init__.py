@@ -127,8 +127,12 @@ def _usage_error(error: Any) -> Exception:
 
 
 def _exit_with(message: str, status: int = ExitStatus.USER_ERROR) -> typer.Exit:
-    """Print one line on stderr and return the exception that ends the process with the status."""
-    typer.echo(" ".join(message.splitlines()), err=True)
+    """Print one line on stderr and return the exception that ends the process with the status.
+
+    What a terminal would obey instead of showing, as names in a hostile file may hold it, is spelled out.
+    """
+    line = " ".join(message.splitlines())
+    typer.echo("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), err=True)
     return typer.Exit(status)
 
 

@@ -205,8 +205,12 @@ def evaluation_form(x: Float[Tensor, "b c_in h w"], V: Float[Tensor, "c n k k"],
     """Return the form for images like x; the same for the same shapes on the same machine."""
     if x.device.type != "cpu":
         return ByFactor(geometry)
-    shapes = Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2])
-    return min(_forms(geometry, shapes, (V.shape[2], V.shape[3])), key=lambda form: form.cost(shapes))
+    return _cheapest(geometry, Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2]), V.shape[3])
+
+
+@memoized(256)
+def _cheapest(geometry: Geometry, shapes: Shapes, taps_across: int) -> Form:
+    return min(_forms(geometry, shapes, (shapes.taps, taps_across)), key=lambda form: form.cost(shapes))
 
 
 def _forms(geometry: Geometry, shapes: Shapes, taps: tuple[int, int]) -> Iterator[Form]:

@@ -16,7 +16,7 @@ from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry
 from bronet.ortho.bro_evaluation import ByFactor, Shapes
 from bronet.ortho.bro_in_space import SpatialReflection, fits
-from bronet.ortho.products import is_traced
+from bronet.ortho.products import is_traced, memoized
 from bronet.ortho.real_dft import frequencies
 
 # Nanoseconds on two cores: for a multiplication with an addition in each form's products, in its Fourier transform, and
@@ -51,14 +51,19 @@ def training_form(
     if x.device.type != "cpu" or is_traced() or windows.source != windows.target:
         return None
     shapes = Shapes(len(x), x.shape[1], geometry.c_out, V.shape[1], V.shape[2])
+    return _cheapest(geometry, shapes, V.shape[3], x.dtype == V.dtype and not torch.compiler.is_compiling())
+
+
+@memoized(256)
+def _cheapest(geometry: Geometry, shapes: Shapes, taps_across: int, by_frequency: bool) -> TrainingForm | None:
     best, least = None, _real_cost(shapes, geometry)
-    if fits(geometry, (V.shape[2], V.shape[3])) and (cost := _cost_in_space(shapes, geometry)) < least:
+    if fits(geometry, (shapes.taps, taps_across)) and (cost := _cost_in_space(shapes, geometry)) < least:
         best, least = TrainingForm(SpatialReflection, geometry), cost
-    if x.dtype == V.dtype and not torch.compiler.is_compiling():
-        grid = windows.source.grid
-        by_frequency = replace(geometry, dense=grid[0] * grid[1] <= _DENSE_PIXELS)
-        if _cost_by_frequency(shapes, by_frequency) < least:
-            best = TrainingForm(FrequencyReflection, by_frequency)
+    if by_frequency:
+        grid = geometry.windows.source.grid
+        transformed = replace(geometry, dense=grid[0] * grid[1] <= _DENSE_PIXELS)
+        if _cost_by_frequency(shapes, transformed) < least:
+            best = TrainingForm(FrequencyReflection, transformed)
     return best
 
 

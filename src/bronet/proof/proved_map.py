@@ -16,13 +16,16 @@ is guaranteed for what a function holds in its closure, its defaults, its bound 
 reaches through names of its own file is not looked at; such names should be functions and constants.
 """
 
+import inspect
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from types import GeneratorType
 
 import torch
 from jaxtyping import Float
@@ -256,6 +259,10 @@ def _parts_of(value: object) -> Iterable[object]:
             return value.values()
         case tuple() | list() | set() | frozenset() | deque():
             return value
+        case weakref.ref():
+            return (value(),)
+        case GeneratorType():
+            return inspect.getgeneratorlocals(value).values()
     slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
     names = (name for own in slots for name in ([own] if isinstance(own, str) else own))
     return (getattr(value, name, None) for name in (*_HOLDING, *names))
