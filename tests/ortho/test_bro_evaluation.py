@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bronet.ortho import products
+from bronet.ortho import bro_evaluation, products
 from bronet.ortho.bro_by_frequency import FrequencyReflection
 from bronet.ortho.bro_convolution import Geometry, Windows, contiguous_batch_last, pixels_first, reflect_images
 from bronet.ortho.bro_evaluation import ByFactor, ByFrequency, ByPixels, Form, InSpace, Shapes, evaluation_form
@@ -68,6 +68,15 @@ def test_a_training_step_takes_the_form_with_the_least_work() -> None:
     assert chosen(512, 500, 2, keep=True) is None
 
 
+@pytest.fixture(params=["onednn", "this machine's own"])
+def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products go through oneDNN, whatever the processor, or as they do on this one."""
+    if request.param == "onednn":
+        monkeypatch.setattr(products, "has_fast_blas", lambda: False)
+        monkeypatch.setattr(products, "_product_through_onednn", inspect.unwrap(products._product_through_onednn))
+
+
+@pytest.mark.usefixtures("through")
 def test_large_products_equal_those_of_the_blas_in_every_memory_order() -> None:
     A, B = draw(200, 80).float(), draw(80, 300, seed=1).float()
     expected = (A.double() @ B.double()).float()
@@ -76,6 +85,7 @@ def test_large_products_equal_those_of_the_blas_in_every_memory_order() -> None:
         assert_close(product(left, right), expected.expand(*max(left.shape[:-2], right.shape[:-2], key=len), -1, -1))
 
 
+@pytest.mark.usefixtures("through")
 def test_batches_of_large_products_equal_those_of_the_blas_with_their_shapes() -> None:
     A, B = draw(2, 3, 200, 80).float(), draw(2, 3, 80, 300, seed=1).float()
     assert_close(product(A, B), (A.double() @ B.double()).float())
@@ -89,6 +99,7 @@ def test_products_are_the_same_where_torch_has_no_onednn(monkeypatch: pytest.Mon
     def absent(*arguments: object) -> Tensor:
         raise error
 
+    monkeypatch.setattr(products, "has_fast_blas", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", absent)
     search = inspect.unwrap(products._product_through_onednn)
     assert search() is None
@@ -112,8 +123,11 @@ def test_every_form_of_evaluation_equals_the_textbook_form(images: int, c_in: in
         assert_close(form.apply(x, form.derive(V, c_in)), expected, msg=lambda text, form=form: f"{form}: {text}")
 
 
-def test_the_form_follows_the_shapes() -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_form_follows_the_shapes(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images of many channels want matrices, large ones convolutions; a GPU keeps its factor."""
+    monkeypatch.setattr(bro_evaluation, "has_fast_blas", lambda: fast)
+    monkeypatch.setattr(bro_evaluation, "_cheapest", inspect.unwrap(bro_evaluation._cheapest))
 
     def chosen(images: int, c: int, n: int, side: int) -> type[Form]:
         x, V = torch.zeros(1).expand(images, c, side, side), torch.zeros(1).expand(c, n, 3, 3)
