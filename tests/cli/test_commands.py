@@ -300,11 +300,14 @@ def test_info_tells_apart_the_networks_that_are_here_and_those_that_are_not(
         assert f"{empty_folder}/home/{name}" in told
 
 
+@pytest.mark.parametrize("words", [["recipes", "show", QUICK], ["--version"], ["--help"]], ids=str)
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # where it is set, nothing is left to be written at the end
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line() -> None:
-    command = [sys.executable, "-m", "bronet", "recipes", "show", QUICK]
+def test_a_full_disk_is_one_line(unbuffered: str, words: list[str]) -> None:
+    command = [sys.executable, "-m", "bronet", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert result.returncode == ExitStatus.USER_ERROR
     assert result.stderr == "error: the system refused: No space left on device\n"
 

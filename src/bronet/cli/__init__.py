@@ -186,10 +186,28 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="bronet")
+    except OSError as error:  # of what is printed before a command begins, such as --help
+        if not (mistake := _mistake(error)):
+            raise
+        _unwritten()
+        raise SystemExit(_exit_with(f"error: {mistake}").exit_code) from None
     except SystemExit as end:
+        lost = _unwritten()
+        if lost is not None and not end.code and (mistake := _mistake(lost)):
+            raise SystemExit(_exit_with(f"error: {mistake}").exit_code) from None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             exit_at_once(end.code)
         raise
+
+
+def _unwritten() -> OSError | None:
+    """Write what waits to be printed, or drop it and return why: Python would fail with it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
 
 
 def exit_at_once(status: object) -> NoReturn:

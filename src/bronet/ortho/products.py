@@ -109,10 +109,11 @@ def _product_through_onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
 @memoized(1)
 def has_fast_blas() -> bool:
     """Whether products go through MKL on a processor of Intel's, all of whose vector units it uses."""
-    described = Path("/proc/cpuinfo")  # where Linux tells; others tell Python
-    return torch.backends.mkl.is_available() and "Intel" in (
-        described.read_text(encoding="utf-8") if described.exists() else platform.processor()
-    )
+    try:
+        described = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux; Windows tells Python
+        described = platform.processor()
+    return torch.backends.mkl.is_available() and "GenuineIntel" in described
 
 
 @contextmanager
