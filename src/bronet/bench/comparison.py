@@ -267,4 +267,5 @@ def _plain(layer: nn.Module, x: Tensor, y: Tensor) -> list[nn.Module]:
 
 
 def random_images(*shape: int, device: torch.device) -> Tensor:
+    """Return uniform numbers of this shape, the same for all contenders."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0)).to(device)

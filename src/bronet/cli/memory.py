@@ -11,8 +11,8 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> None:
     """Tell the C library not to return freed memory to the system, which would map new pages for the next request.
 
-    A training step, or a batch of certificates, asks for the same sizes over and over; mapping pages took a fifth of
-    the time of certificates on two cores. Who has set malloc by its environment variables is not overruled, and
+    A training step, or a batch of certificates, asks for the same sizes over and over; mapping pages takes about a
+    twentieth of their time on two cores. Who has set malloc by its environment variables is not overruled, and
     libraries without `mallopt` do as they do.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):

@@ -19,6 +19,7 @@ from bronet.ortho.products import is_traced, product
 from bronet.ortho.spd import (
     BRO_RIDGE,
     TILE,
+    add_ridge,
     factor_for_solving,
     ridge_slope,
     solved,
@@ -124,8 +125,14 @@ class _DenseReflection(torch.autograd.Function):
 
 def _by_factor(V: Float[Tensor, "c n"], ridge: float) -> Callable[[Tensor], Tensor]:
     """Return z -> (V'V + e I)^-1 z."""
-    L = factor_for_solving(lambda: with_ridge(product(V.mT, V), ridge).mT[None])
-    return lambda z: solved(L, z.mT.reshape(1, -1, len(V.mT))).view(z.mT.shape).mT
+
+    def gram() -> Tensor:
+        S = product(V.mT, V)
+        add_ridge(S, ridge)
+        return S.mT[None]
+
+    L = factor_for_solving(gram)
+    return lambda z: solved(L, z.mT.reshape(1, -1, z.shape[-2])).view(z.mT.shape).mT
 
 
 def _in_order(x: Tensor) -> Tensor:
